@@ -1,0 +1,34 @@
+# Two commands: `make run` and `make test`. Each sets everything up in .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: run test check docs clean
+
+run: $(READY)
+	$(BIN)/normalign tour --out out/tour
+
+test: $(READY)
+	$(BIN)/python -m pytest -m "not cuda and not data and not browser" \
+		--cov --cov-report=term
+
+# What else is checked before a change lands; `make test` comes first.
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+docs: $(READY)
+	$(BIN)/python docs/figures.py
+
+clean:
+	rm -rf .venv out
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "normalign needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable ".[dev]"
+	touch $(READY)

@@ -1,0 +1,49 @@
+"""The local geometry of a model: what its input-output Jacobian says at each sample.
+
+========================  ==========================================================
+`jacobian.py`             `local_affine`: Jacobian and offset
+`alignment.py`            `normal_alignment`, `alignment_ratio`, `centroid_alignment`
+`rank.py`                 `effective_rank`, `participation_rank`
+`power_diagram.py`        `power_diagram`: centroid and radius
+`margin.py`               `local_robustness`
+`report.py`               `local_geometry`: all of them at once
+`exact.py`                ... from the Jacobian's rows, a few samples at a time
+`matrix_free.py`          ... from products with J and J^T, for many outputs
+`partition.py`            `partition`: the tiles of a 2-D slice, exactly
+`ntk.py`                  `ntk`: the empirical neural tangent kernel
+`local_map.py`            which map is measured: `At`, wrapped and compiled models
+`linearize.py`            products with J and J^T
+`chunks.py`               how many samples at a time
+`spectrum.py`             the leading singular vector, safely differentiable
+========================  ==========================================================
+"""
+
+from normalign.geometry.alignment import (
+    alignment_ratio,
+    centroid_alignment,
+    normal_alignment,
+)
+from normalign.geometry.jacobian import LocalAffine, local_affine
+from normalign.geometry.local_map import At
+from normalign.geometry.margin import local_robustness
+from normalign.geometry.matrix_free import MatrixFreeOptions
+from normalign.geometry.power_diagram import PowerDiagram, power_diagram
+from normalign.geometry.rank import effective_rank, participation_rank
+from normalign.geometry.report import LocalGeometry, local_geometry
+
+__all__ = [
+    "At",
+    "LocalAffine",
+    "LocalGeometry",
+    "MatrixFreeOptions",
+    "PowerDiagram",
+    "alignment_ratio",
+    "centroid_alignment",
+    "effective_rank",
+    "local_affine",
+    "local_geometry",
+    "local_robustness",
+    "normal_alignment",
+    "participation_rank",
+    "power_diagram",
+]

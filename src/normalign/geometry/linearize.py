@@ -1,0 +1,115 @@
+"""A model's derivative at a batch of points as a pair of linear maps.
+
+:class:`Linearization` gives products with the Jacobian (``push``) and with its
+transpose (``pull``) without ever holding the Jacobian. Both take a block of vectors, so
+that one call does the work of many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.func import jvp, vjp, vmap
+
+from normalign.geometry.local_map import (
+    PointMap,
+    attention_with_derivatives,
+    frozen_randomness,
+)
+
+__all__ = ["Linearization"]
+
+Product = Callable[[Tensor], Tensor]
+
+
+class Linearization:
+    """The products ``J u`` and ``J^T v`` of a map at each of n points.
+
+    Built on ``torch.func``, so it works under ``no_grad`` and ``inference_mode``; a
+    model that ``torch.func`` refuses (an ``autograd.Function`` of the older style) is
+    differentiated by plain autograd instead, one vector at a time.
+
+    Parameters
+    ----------
+    point_map : PointMap
+    vmappable : bool
+        Whether a block of vectors may go through ``vmap``; else they go one by one.
+
+    Attributes
+    ----------
+    input : Tensor of shape (n, d)
+    output : Tensor of shape (n, k)
+    """
+
+    def __init__(self, point_map: PointMap, *, vmappable: bool = True) -> None:
+        self._function, self._point = point_map.function, point_map.point
+        self._vmappable = vmappable
+        self.input = self._point.flatten(1)
+        with attention_with_derivatives(), frozen_randomness():
+            try:
+                self.output, pullback, *_ = vjp(self._function, self._point)
+                self._push_one: Product = self._forward_mode
+                # A graph of the derivative itself is wanted only if something upstream
+                # is being trained; it doubles the memory.
+                create_graph = self.output.requires_grad
+            except RuntimeError as error:
+                if "setup_context" not in str(error):
+                    raise
+                self.output, pullback = self._plain_autograd()
+                self._push_one = self._double_backward
+                self._vmappable, create_graph = False, False
+        self._pull_one: Product = lambda v: pullback(v, create_graph=create_graph)[0]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The number of points, outputs and inputs, ``(n, k, d)``."""
+        return len(self.input), self.output.shape[1], self.input.shape[1]
+
+    def pull(self, cotangents: Tensor) -> Tensor:
+        """Return ``J^T v`` for a block of cotangents, (b, n, k) -> (b, n, d)."""
+        cotangents = cotangents.to(self.output)
+        with attention_with_derivatives():
+            return self._block(self._pull_one, cotangents).flatten(2)
+
+    def push(self, tangents: Tensor) -> Tensor:
+        """Return ``J u`` for a block of tangents, (b, n, d) -> (b, n, k)."""
+        tangents = tangents.to(self._point).unflatten(2, self._point.shape[1:])
+        with attention_with_derivatives():
+            try:
+                return self._block(self._push_one, tangents)
+            except NotImplementedError:  # an operator without a forward-mode rule
+                self._push_one = self._double_backward
+                return self._block(self._push_one, tangents)
+
+    def _block(self, product: Product, vectors: Tensor) -> Tensor:
+        if self._vmappable and len(vectors) > 1:
+            return vmap(product, randomness="same")(vectors)
+        return torch.stack([product(v) for v in vectors])
+
+    def _forward_mode(self, tangent: Tensor) -> Tensor:
+        with frozen_randomness():
+            return jvp(self._function, (self._point,), (tangent,))[1]
+
+    def _double_backward(self, tangent: Tensor) -> Tensor:
+        # v -> J^T v is linear, so its own pull-back is u -> J u, whatever v.
+        with torch.inference_mode(False), torch.enable_grad(), frozen_randomness():
+            point = self._point.detach().clone().requires_grad_()
+            output = self._function(point)
+            v = torch.zeros_like(output, requires_grad=True)
+            (pulled,) = torch.autograd.grad(output, point, v, create_graph=True)
+            (pushed,) = torch.autograd.grad(pulled, v, tangent.clone())
+        return pushed
+
+    def _plain_autograd(self) -> tuple[Tensor, Callable[..., tuple[Tensor]]]:
+        with torch.inference_mode(False), torch.enable_grad():
+            point = self._point.detach().clone().requires_grad_()
+            output = self._function(point)
+        pullback = partial(torch.autograd.grad, output, point, retain_graph=True)
+
+        def pull(v: Tensor, create_graph: bool) -> tuple[Tensor]:
+            return pullback(grad_outputs=v, create_graph=create_graph)  # pyright: ignore
+
+        return output.detach(), pull

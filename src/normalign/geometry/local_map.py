@@ -1,0 +1,432 @@
+"""The map whose local geometry is measured: a whole model, or a part of one.
+
+Everything that is peculiar about real models is settled here, once, so that the rest
+of the folder sees a plain function of a batch: which tensor is the input (``at=``),
+which tensor is the output, compiled and wrapped models, attention kernels without
+higher derivatives, layers that mix the samples of a batch or draw random numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from normalign._checks import require, require_kind
+
+__all__ = ["At", "LocalMap", "PointMap", "unwrapped"]
+
+Model = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class At:
+    """A place inside a model: the input of one of its submodules.
+
+    The measured map goes from that tensor to the model's output, everything else that
+    reaches the output held fixed. A submodule whose input is not floating point (an
+    embedding) stands for its own output instead.
+
+    Parameters
+    ----------
+    name : str
+        Dotted name, as in ``model.named_modules()``.
+    call : int, optional
+        Which call, for a submodule that runs several times in one forward pass.
+    argument : int or str, optional
+        Which argument, for a submodule that takes several floating tensors.
+    token : int, optional
+        One position of a ``(n, tokens, features)`` input; the others are held fixed.
+        By default the map starts from all of them.
+
+    Examples
+    --------
+    >>> At("blocks.0", token=-1)
+    At(name='blocks.0', call=None, argument=None, token=-1)
+    """
+
+    name: str
+    call: int | None = None
+    argument: int | str | None = None
+    token: int | None = None
+
+
+@dataclass(frozen=True)
+class PointMap:
+    """A batch of points and the function whose geometry is measured there.
+
+    Attributes
+    ----------
+    function : callable
+        Takes a tensor like ``point`` and returns the outputs, shape ``(n, k)``; row i
+        of the result depends on row i of the argument alone.
+    point : Tensor of shape (n, ...)
+        The input of the model, or of its submodule.
+    """
+
+    function: Callable[[Tensor], Tensor]
+    point: Tensor
+
+
+@dataclass(frozen=True)
+class LocalMap:
+    """A model made ready for differentiation at batches of inputs.
+
+    Parameters
+    ----------
+    model : callable
+    at : str or At, optional
+    output : callable, optional
+        Picks the tensor of outputs from what the model returns.
+    callee : str
+        The public function in whose name errors are raised.
+    """
+
+    model: Model
+    at: str | At | None = None
+    output: Callable[[Any], Tensor] | None = None
+    callee: str = "local_affine"
+    vmappable: bool = field(init=False)
+    random: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        require_kind(
+            callable(self.model), self.callee, "model", "callable", type(self.model)
+        )
+        object.__setattr__(self, "model", unwrapped(self.model))
+        if isinstance(self.at, str):
+            object.__setattr__(self, "at", At(self.at))
+        refuse_mixing(self.model, self.callee)
+        object.__setattr__(self, "random", warn_of_dropout(self.model, self.callee))
+        object.__setattr__(self, "vmappable", not has_recurrence(self.model))
+
+    def on(self, x: Tensor) -> PointMap:
+        """Return the map and its point for one batch of model inputs."""
+        if self.at is None:
+            self.require_floating(x)
+            return PointMap(self._run, x)
+        return self._from_submodule(x, self._submodule())
+
+    def check_rows_are_independent(self, x: Tensor) -> None:
+        """Refuse a model whose first output changes when its sample comes alone.
+
+        One extra forward pass of one sample; it catches batch statistics and random
+        numbers that no inspection of modules can see (closures, functional calls).
+        """
+        if len(x) < 2 or self.random:
+            return
+        with torch.no_grad(), attention_with_derivatives(), frozen_randomness():
+            together = self._run(x[:2])[0].double()
+            alone = self._run(x[:1])[0].double()
+        # Kernels may sum in another order for another batch size, and TF32 or half
+        # precision magnify that; mixing changes the output by far more.
+        tolerance = 1e-6 if x.dtype == torch.float64 else 5e-2
+        scale = torch.maximum(together.norm(), alone.norm())
+        finite = bool(torch.isfinite(scale))
+        require(
+            not finite or bool((together - alone).norm() <= tolerance * scale + 1e-30),
+            self.callee,
+            "model",
+            "a function of each sample alone",
+            "one whose output for x[0] differs when x[1] is in the batch",
+            "Call model.eval() (BatchNorm, dropout), or freeze what mixes the samples.",
+        )
+
+    def require_floating(self, x: Tensor) -> None:
+        """Refuse integer inputs, naming the embedding from which to measure."""
+        names = [n for n, m in named_modules(self.model) if isinstance(m, nn.Embedding)]
+        hint = f"at={names[0]!r}" if names else "at='name of a later submodule'"
+        require_kind(
+            x.is_floating_point(),
+            self.callee,
+            "x",
+            "floating point to have a Jacobian",
+            x,
+            f"For tokens, measure the map from their embeddings: {hint}.",
+        )
+
+    def _run(self, x: Tensor) -> Tensor:
+        # The copy keeps layers that work in place off the caller's tensor.
+        return self._flat_output(self.model(x.clone()))
+
+    def _flat_output(self, result: Any) -> Tensor:
+        if self.output is not None:
+            result = self.output(result)
+        require_kind(
+            isinstance(result, Tensor),
+            self.callee,
+            "the model's output",
+            "one tensor",
+            f"a {type(result).__name__}",
+            "Pass output=, a function that picks the tensor: output=lambda o: o[0].",
+        )
+        require(
+            result.ndim >= 1,
+            self.callee,
+            "the model's output",
+            "batched, (n, ...)",
+            result,
+        )
+        return result.unsqueeze(1) if result.ndim == 1 else result.flatten(1)
+
+    def _submodule(self) -> nn.Module:
+        assert isinstance(self.at, At)
+        require_kind(
+            isinstance(self.model, nn.Module),
+            self.callee,
+            "model",
+            "an nn.Module when at= names a submodule",
+            self.model,
+        )
+        modules = dict(named_modules(self.model))
+        near = [n for n in modules if n and self.at.name.split(".")[-1] in n]
+        names = near or [n for n, _ in self.model.named_children()]  # pyright: ignore
+        require(
+            self.at.name in modules,
+            self.callee,
+            "at",
+            "the name of a submodule",
+            repr(self.at.name),
+            f"There are, among others: {', '.join(names[:8])}.",
+        )
+        return modules[self.at.name]
+
+    def _from_submodule(self, x: Tensor, module: nn.Module) -> PointMap:
+        """Run the model once to see the submodule's input, then by substitution."""
+        at = self.at
+        assert isinstance(at, At)
+        with torch.no_grad(), attention_with_derivatives(), frozen_randomness():
+            calls: list[tuple[Any, Any, Any]] = []
+            handle = module.register_forward_hook(
+                lambda _, a, k, out: calls.append((a, k, out)), with_kwargs=True
+            )
+            with handle:
+                self.model(x.clone())
+        call = _chosen_call(at, len(calls), self.callee)
+        args, kwargs, out = calls[call]
+        slot = _chosen_slot(at, args, kwargs, len(x), self.callee)
+        whole = (
+            out
+            if slot is None
+            else kwargs[slot]
+            if isinstance(slot, str)
+            else args[slot]
+        )
+        require_kind(
+            isinstance(whole, Tensor) and whole.is_floating_point(),
+            self.callee,
+            "at",
+            "a submodule with a floating input or, failing that, output",
+            f"{at.name!r}",
+        )
+        point = _token_of(whole, at, self.callee).detach()
+
+        def function(h: Tensor) -> Tensor:
+            def value() -> Tensor:
+                if at.token is None:
+                    return h.clone()
+                position = at.token % whole.shape[1]
+                before, after = whole[:, :position], whole[:, position + 1 :]
+                return torch.cat([before, h.unsqueeze(1), after], 1)
+
+            with substituted(module, call, slot, value):
+                return self._run(x)
+
+        return PointMap(function, point)
+
+
+def unwrapped(model: Model) -> Model:
+    """Return the eager module inside ``torch.compile`` and data-parallel wrappers."""
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod  # pyright: ignore[reportFunctionMemberAccess]
+        elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif hasattr(model, "_torchdynamo_orig_callable"):
+            model = model._torchdynamo_orig_callable  # pyright: ignore
+        else:
+            return model
+
+
+def named_modules(model: Model) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the named submodules of a module, and nothing for another callable."""
+    if isinstance(model, nn.Module):
+        yield from model.named_modules()
+
+
+def has_recurrence(model: Model) -> bool:
+    """Whether a model holds RNN, LSTM or GRU layers, which vmap cannot batch."""
+    return any(isinstance(m, nn.RNNBase) for _, m in named_modules(model))
+
+
+def refuse_mixing(model: Model, callee: str) -> None:
+    """Refuse layers that take statistics over the batch: they mix the samples."""
+    for name, module in named_modules(model):
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            label = f"{type(module).__name__} {name!r}"
+            require(
+                not module.training,
+                callee,
+                "model",
+                "in evaluation mode, so that samples do not mix",
+                f"{label} in training mode",
+                "Call model.eval() first.",
+            )
+            require(
+                module.running_mean is not None,
+                callee,
+                "model",
+                "a function of each sample alone",
+                f"{label} without running statistics",
+                "Build it with track_running_stats=True, or use GroupNorm.",
+            )
+
+
+def warn_of_dropout(model: Model, callee: str) -> bool:
+    """Warn that active dropout makes the network a random one; return whether."""
+    for name, module in named_modules(model):
+        dropout = isinstance(module, nn.modules.dropout._DropoutNd)
+        if dropout and module.training and module.p > 0:
+            warnings.warn(
+                f"{callee}: {type(module).__name__} {name!r} is in training mode: what "
+                "is measured is one random sub-network for each chunk of samples. "
+                "Call model.eval() to measure the whole network.",
+                stacklevel=5,
+            )
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def attention_with_derivatives() -> Iterator[None]:
+    """Use attention kernels that have first and second, reverse and forward rules.
+
+    The fused CPU and CUDA kernels have no double backward and no forward mode, and the
+    fast path of ``nn.TransformerEncoderLayer`` has no derivative at all. Compiled
+    pieces inside the model run eagerly, for the same reason.
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextlib.contextmanager
+def frozen_randomness() -> Iterator[None]:
+    """Restore the random state on leaving: every pass inside draws the same masks."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        yield
+
+
+@contextlib.contextmanager
+def substituted(
+    module: nn.Module, call: int, slot: int | str | None, value: Callable[[], Tensor]
+) -> Iterator[None]:
+    """Replace one argument (or, with no slot, the output) of one call of a module."""
+    seen = 0
+
+    def count() -> bool:
+        nonlocal seen
+        seen += 1
+        return seen - 1 == call
+
+    def replace_input(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        if not count():
+            return None
+        if isinstance(slot, str):
+            return args, {**kwargs, slot: value()}
+        return (*args[:slot], value(), *args[slot + 1 :]), kwargs  # pyright: ignore
+
+    def replace_output(_: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
+        return value() if count() else None
+
+    if slot is None:
+        handle = module.register_forward_hook(replace_output, with_kwargs=True)
+    else:
+        handle = module.register_forward_pre_hook(replace_input, with_kwargs=True)
+    with handle:
+        yield
+
+
+def _chosen_call(at: At, n_calls: int, callee: str) -> int:
+    require(
+        n_calls > 0,
+        callee,
+        "at",
+        "a submodule that runs in the forward pass",
+        f"{at.name!r}, which did not run",
+        "Name a module that the model calls (not one whose weights it reads).",
+    )
+    call = 0 if at.call is None and n_calls == 1 else at.call
+    require(
+        call is not None,
+        callee,
+        "at",
+        "one call of a submodule",
+        f"{at.name!r}, which ran {n_calls} times",
+        f"Choose one: at=At({at.name!r}, call=0), up to call={n_calls - 1}.",
+    )
+    assert call is not None
+    require(
+        -n_calls <= call < n_calls,
+        callee,
+        "at.call",
+        f"between {-n_calls} and {n_calls - 1}",
+        call,
+    )
+    return call % n_calls
+
+
+def _chosen_slot(
+    at: At, args: tuple[Any, ...], kwargs: dict[str, Any], n: int, callee: str
+) -> int | str | None:
+    """Return the argument's position or keyword; None stands for the output."""
+    given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+    if at.argument is not None:
+        require(
+            at.argument in given,
+            callee,
+            "at.argument",
+            f"one of {list(given)} for {at.name!r}",
+            repr(at.argument),
+        )
+        return at.argument
+    floating = [
+        key
+        for key, value in given.items()
+        if isinstance(value, Tensor) and value.is_floating_point() and len(value) == n
+    ]
+    require(
+        len(floating) <= 1,
+        callee,
+        "at",
+        "a submodule with one floating tensor as its input",
+        f"{at.name!r}, which takes {len(floating)}",
+        f"Choose one: at=At({at.name!r}, argument={floating[0]!r})."
+        if floating
+        else "",
+    )
+    return floating[0] if floating else None
+
+
+def _token_of(whole: Tensor, at: At, callee: str) -> Tensor:
+    if at.token is None:
+        return whole
+    require(
+        whole.ndim >= 3 and -whole.shape[1] <= at.token < whole.shape[1],
+        callee,
+        "at.token",
+        f"a position of the input of {at.name!r}, whose shape is {tuple(whole.shape)}",
+        at.token,
+    )
+    return whole[:, at.token]

@@ -1,0 +1,27 @@
+"""Shared set-up: markers whose needs are not met are skipped with the reason."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+
+# Time limits per example measure the machine, not the code.
+settings.register_profile("normalign", deadline=None, max_examples=40)
+settings.load_profile("normalign")
+
+
+def pytest_collection_modifyitems(config, items):
+    missing = {}
+    if not os.environ.get("NORMALIGN_DATA"):
+        missing["data"] = "needs real data: set NORMALIGN_DATA to its folder"
+    if any(item.get_closest_marker("cuda") for item in items):
+        import torch
+
+        if not torch.cuda.is_available():
+            missing["cuda"] = "needs a CUDA device"
+    for item in items:
+        for marker, reason in missing.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
