@@ -27,6 +27,7 @@ from normalign.geometry.jacobian import LocalAffine, local_affine
 from normalign.geometry.local_map import At
 from normalign.geometry.margin import local_robustness
 from normalign.geometry.matrix_free import MatrixFreeOptions
+from normalign.geometry.ntk import ntk
 from normalign.geometry.power_diagram import PowerDiagram, power_diagram
 from normalign.geometry.rank import effective_rank, participation_rank
 from normalign.geometry.report import LocalGeometry, local_geometry
@@ -44,6 +45,7 @@ __all__ = [
     "local_geometry",
     "local_robustness",
     "normal_alignment",
+    "ntk",
     "participation_rank",
     "power_diagram",
 ]
