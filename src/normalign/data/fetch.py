@@ -1,0 +1,302 @@
+"""Where data files are, and how they get there.
+
+A file is looked for in ``data_dir=``, then in ``$NORMALIGN_DATA``, then in the user's
+cache (``$NORMALIGN_CACHE`` if set). What is in none of them is downloaded into
+``data_dir`` or the cache: streamed to a temporary file, checked for size and
+checksum, then renamed, so that a half-written file never has the final name.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import sys
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+from uuid import uuid4
+
+from normalign._checks import complaint, require
+from normalign.data.sources import RemoteFile, Source
+
+__all__ = [
+    "cache_dir",
+    "fetch",
+    "is_exact",
+    "locate",
+    "obtain",
+    "search_path",
+]
+
+_SLOWEST = 10_000  # bytes per second, on average: a slower mirror is given up
+_CHUNK = 1 << 16
+
+
+def cache_dir() -> Path:
+    """Return the user's cache folder: ``$NORMALIGN_CACHE`` or the platform's."""
+    if given := os.environ.get("NORMALIGN_CACHE"):
+        return Path(given).expanduser()
+    if sys.platform == "win32":
+        local = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+        return Path(local) / "normalign" / "Cache"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "normalign"
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "normalign"
+    )
+
+
+def search_path(data_dir: str | os.PathLike[str] | None = None) -> list[Path]:
+    """Return the folders that are looked in, first to last."""
+    folders = [] if data_dir is None else [Path(data_dir).expanduser()]
+    if shared := os.environ.get("NORMALIGN_DATA"):
+        folders.append(Path(shared).expanduser())
+    return [*folders, cache_dir()]
+
+
+def locate(
+    source: Source, data_dir: str | os.PathLike[str] | None = None
+) -> Path | None:
+    """Return the first folder that holds all files of a source, or ``None``.
+
+    Only presence is checked: a partial copy is found too, and :func:`is_exact` tells.
+
+    Parameters
+    ----------
+    source : Source
+        What to look for.
+    data_dir : path, optional
+        Looked in before ``$NORMALIGN_DATA`` and the cache.
+    """
+    for folder in search_path(data_dir):
+        if all((folder / file.path).is_file() for file in source.files):
+            return folder
+    return None
+
+
+def is_exact(source: Source, folder: Path) -> bool:
+    """Whether a folder's copy of a source is the published one, by checksum.
+
+    Reads every file once; a gzip file whose own checksum differs counts as exact if
+    it unpacks to the published content.
+    """
+    return all(_file_is_exact(folder / file.path, file) for file in source.files)
+
+
+def _file_is_exact(path: Path, file: RemoteFile) -> bool:
+    with path.open("rb") as stream:
+        if _digest(stream) == file.md5:
+            return True
+    if not file.content_md5:
+        return False
+    try:
+        with gzip.open(path, "rb") as stream:
+            return _digest(stream) == file.content_md5
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        return False
+
+
+def _digest(stream: BinaryIO | gzip.GzipFile) -> str:
+    # A checksum against damage and partial copies, pinned to the published file.
+    md5 = hashlib.md5(usedforsecurity=False)
+    while chunk := stream.read(_CHUNK):
+        md5.update(chunk)
+    return md5.hexdigest()
+
+
+def obtain(
+    source: Source,
+    *,
+    callee: str,
+    data_dir: str | os.PathLike[str] | None = None,
+    download: bool = True,
+) -> Path:
+    """Return the folder with a source's files, downloading what is nowhere.
+
+    Parameters
+    ----------
+    source : Source
+        What is wanted.
+    callee : str
+        Who asks: the opening of the complaint.
+    data_dir : path, optional
+        Looked in first, and downloaded into if given.
+    download : bool, default=True
+        Whether to try the network.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the files are nowhere and cannot be fetched: says what is missing, where
+        it was looked for and the command that fetches it.
+    """
+    folder = locate(source, data_dir)
+    if folder is not None:
+        return folder
+    if not download:
+        _refuse_missing(source, callee, data_dir, "and download=False")
+    try:
+        return fetch(source, data_dir=data_dir)
+    except ModuleNotFoundError:
+        _refuse_missing(
+            source, callee, data_dir,
+            "and the download extra is not installed "
+            "(pip install 'normalign[download]')",
+        )  # fmt: skip
+    except OSError as error:  # no network, no honest mirror, no room, no right to write
+        _refuse_missing(source, callee, data_dir, "and downloading failed", error)
+
+
+def _refuse_missing(
+    source: Source,
+    callee: str,
+    data_dir: str | os.PathLike[str] | None,
+    reason: str,
+    cause: BaseException | None = None,
+) -> NoReturn:
+    looked = ", ".join(str(folder) for folder in search_path(data_dir))
+    detail = f" [{cause}]" if cause else ""
+    text = complaint(
+        callee, "data_dir",
+        f"a folder that holds {', '.join(file.path for file in source.files)}",
+        f"none of them in {looked}, {reason}{detail}",
+        f"Run `normalign data fetch {source.name}` where there is a network, or set "
+        "NORMALIGN_DATA to a folder that has the files.",
+    )  # fmt: skip
+    raise FileNotFoundError(text) from cause
+
+
+def fetch(
+    source: Source,
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    mirrors: Sequence[str] | None = None,
+    attempts: int = 2,
+    timeout: float = 30.0,
+    progress: bool = False,
+) -> Path:
+    """Download a source's files and return their folder.
+
+    Files that are there with the right checksum are left alone. All mirrors are
+    tried in order, `attempts` times over; one that is silent for `timeout` seconds,
+    slower than 10 kB/s on average, or sends other bytes than the published ones is
+    passed over. Nothing gets its final name before size and checksum agree. Needs
+    the ``download`` extra. The proxies of the environment are used.
+
+    Parameters
+    ----------
+    source : Source
+        What to download.
+    data_dir : path, optional
+        Where to; by default the user's cache.
+    mirrors : sequence of str, optional
+        Base URLs instead of the source's own.
+    attempts : int, default=2
+        Times the mirrors are gone through for a file.
+    timeout : float, default=30.0
+        Seconds of silence after which a mirror is given up.
+    progress : bool, default=False
+        Show a progress bar on stderr.
+
+    Returns
+    -------
+    Path
+        The folder; the files are below it at their ``path``.
+
+    Raises
+    ------
+    ConnectionError
+        If a file could not be had from any mirror; says what each one did.
+    ModuleNotFoundError
+        If the ``download`` extra is not installed.
+    ValueError
+        If `attempts` or `timeout` is not positive.
+    """
+    require(attempts >= 1, "fetch", "attempts", "at least 1", attempts)
+    require(timeout > 0, "fetch", "timeout", "positive", timeout)
+    folder = cache_dir() if data_dir is None else Path(data_dir).expanduser()
+    bases = source.mirrors if mirrors is None else tuple(mirrors)
+    require(len(bases) > 0, "fetch", "mirrors", "at least one URL", "none")
+    for file in source.files:
+        target = folder / file.path
+        if target.is_file() and _file_is_exact(target, file):
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        urls = [f"{base.rstrip('/')}/{file.name}" for base in bases]
+        _download(file, urls * attempts, target, timeout=timeout, progress=progress)
+    return folder
+
+
+def _download(
+    file: RemoteFile, urls: list[str], target: Path, *, timeout: float, progress: bool
+) -> None:
+    try:
+        import pooch
+        import requests
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            complaint(
+                "fetch", "the download extra", "installed", "no module named pooch",
+                "pip install 'normalign[download]'",
+            )
+        ) from error  # fmt: skip
+    # identity: a mirror must send the file's own bytes, not a re-encoding of them
+    downloader = pooch.HTTPDownloader(
+        progressbar=progress,
+        chunk_size=_CHUNK,
+        timeout=timeout,
+        headers={"Accept-Encoding": "identity"},
+    )
+    failures = []
+    part = target.with_name(f"{target.name}.{uuid4().hex}.part")
+    for url in urls:
+        try:
+            with part.open("wb") as stream:
+                sink = _Sink(stream, file.size, timeout)
+                downloader(url, sink, None)
+            sink.finish(file.md5)
+            os.replace(part, target)
+            return
+        except (requests.RequestException, ConnectionError, TimeoutError) as error:
+            failures.append(f"{url}: {error}")
+        finally:
+            part.unlink(missing_ok=True)
+    raise ConnectionError(
+        complaint(
+            "fetch", "mirrors",
+            f"reachable and true to the published {file.name} ({file.size} bytes)",
+            "; ".join(dict.fromkeys(failures)),
+        )
+    )  # fmt: skip
+
+
+class _Sink:
+    """A file that takes at most `size` bytes, at no less than the slowest speed."""
+
+    def __init__(self, file: BinaryIO, size: int, patience: float) -> None:
+        self.file, self.size, self.patience = file, size, patience
+        self.written = 0
+        self.started = time.monotonic()
+        self.md5 = hashlib.md5(usedforsecurity=False)
+
+    def write(self, chunk: bytes) -> int:
+        self.written += len(chunk)
+        if self.written > self.size:
+            raise ConnectionError(f"sent more than the {self.size} bytes of the file")
+        seconds = time.monotonic() - self.started
+        if seconds > self.patience and self.written < _SLOWEST * seconds:
+            raise TimeoutError(f"{self.written} bytes in {seconds:.0f} s is too slow")
+        self.md5.update(chunk)
+        return self.file.write(chunk)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def finish(self, md5: str) -> None:
+        if self.written != self.size:
+            raise ConnectionError(f"sent {self.written} of {self.size} bytes")
+        if self.md5.hexdigest() != md5:
+            raise ConnectionError(f"sent other bytes (md5 {self.md5.hexdigest()})")
