@@ -1,0 +1,88 @@
+"""The command line: words choose the action, results go to stdout.
+
+Progress goes to stderr. Exit codes: 0, 1 (a result differs or a run failed), 2
+(usage: one line on stderr says which argument or file and why), 130 (interrupted).
+Heavy packages are imported inside the commands, so ``normalign --help`` is instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import normalign
+from normalign._checks import complaint
+from normalign.cli import data, doctor, measure, tour
+
+__all__ = ["main"]
+
+_COMMANDS = (tour, measure, data, doctor)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Complains in one line of the house form."""
+
+    def error(self, message: str) -> NoReturn:
+        text = complaint(
+            self.prog, "the command line", f"as `{self.prog} --help` says", message
+        )
+        self.exit(2, f"{text}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="normalign", allow_abbrev=False,
+        description="Measure, induce and use normal alignment.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--version", action="version", version=f"normalign {normalign.__version__}"
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in _COMMANDS:
+        command.add_to(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        The words after ``normalign``; by default those of the process.
+
+    Returns
+    -------
+    int
+        0, 1, 2 or 130, see the module's docstring.
+
+    Examples
+    --------
+    >>> main(["--version"])
+    normalign ...
+    0
+    """
+    try:
+        arguments = _parser().parse_args(argv)
+        code = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
+    except SystemExit as stop:  # argparse has said what there is to say
+        return stop.code if isinstance(stop.code, int) else 2
+    except KeyboardInterrupt:
+        return _ended("normalign: interrupted.", 130)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ConnectionError, MemoryError, RuntimeError) as error:
+        return _ended(str(error) or type(error).__name__, 1)
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        return _ended(str(error), 2)
+
+
+def _ended(message: str, code: int) -> int:
+    sys.stderr.write(" ".join(message.split()) + "\n")
+    return code

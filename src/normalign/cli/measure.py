@@ -1,0 +1,236 @@
+"""``normalign measure``: the local geometry of the user's own model."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normalign._checks import complaint, require
+from normalign.cli.output import as_json, note, number, table
+
+if TYPE_CHECKING:
+    import torch
+
+    from normalign.geometry import LocalGeometry
+
+__all__ = ["add_to", "run"]
+
+_CALLEE = "normalign measure"
+_INPUT = "input"
+_TABLE_WIDTH = 125  # columns that a row of all measures takes
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser's subcommands."""
+    parser = commands.add_parser(
+        "measure", allow_abbrev=False, help="the local geometry of your own model",
+        description="Measure the local geometry of a torch model at given inputs: the "
+        "whole map, and with --at the map from a submodule's input to the output. "
+        "Your model's file is run; weights and data are read without pickle.",
+    )  # fmt: skip
+    add = parser.add_argument
+    add(
+        "--model", required=True, metavar="FILE.py:build",
+        help="a Python file and the function in it that returns an nn.Module",
+    )  # fmt: skip
+    add(
+        "--weights", type=Path, metavar="W",
+        help="its state dict: .safetensors, or .pt/.pth (default: as build left it)",
+    )  # fmt: skip
+    add(
+        "--data", type=Path, required=True, metavar="D.npz",
+        help="inputs and, for local_robustness, class indices",
+    )  # fmt: skip
+    add("--x-key", default="x", metavar="KEY", help="inputs' name (default: x)")
+    add("--y-key", default=None, metavar="KEY", help="labels' name (default: y if any)")
+    add(
+        "--at", action="append", default=[], metavar="NAME",
+        help="a submodule, as in model.named_modules(); may be repeated",
+    )  # fmt: skip
+    add(
+        "--method", choices=("auto", "exact", "matrix_free"), default="auto",
+        help="default: %(default)s",
+    )  # fmt: skip
+    add("--limit", type=int, metavar="N", help="measure only the first N samples")
+    add("--batch-limit", type=int, metavar="N", help="at most N samples at once")
+    add("--json", type=Path, metavar="FILE", help="save every sample as JSON")
+    add("--csv", type=Path, metavar="FILE", help="save every sample as CSV")
+    add(
+        "--device", default="auto", metavar="auto|cpu|cuda",
+        help="default: %(default)s, a GPU if there is one",
+    )  # fmt: skip
+    add(
+        "--dtype", choices=("float32", "float64"),
+        help="precision (default: that of the model)",
+    )  # fmt: skip
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print the means, save the samples."""
+    _check(arguments)
+    import torch
+
+    from normalign.cli.user_model import built_model, load_weights, read_arrays
+
+    device = _device(arguments.device)
+    model = built_model(_CALLEE, arguments.model)
+    known = [name for name, _ in model.named_modules() if name]
+    for place in arguments.at:
+        require(
+            place in known, _CALLEE, "--at", f"one of {', '.join(known)}", repr(place)
+        )
+    if arguments.weights is None:
+        note("weights: as the model's function left them")
+    else:
+        load_weights(_CALLEE, model, arguments.weights)
+    dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
+    model = model.to(device=device, dtype=dtype).eval()
+    x, y = read_arrays(
+        _CALLEE, arguments.data, x_key=arguments.x_key, y_key=arguments.y_key
+    )
+    x, y = x[: arguments.limit], None if y is None else y[: arguments.limit]
+    if x.is_floating_point() or dtype is not None:
+        x = x.to(dtype or _real_dtype(model))
+    measured = {}
+    for place in (None, *arguments.at):
+        name = place or _INPUT
+        note(f"measuring {len(x)} samples at {name} on {device}")
+        measured[name] = _measured(model, x, y, place, arguments, device)
+    _save(arguments, measured, device)
+    _print(measured, len(x))
+    return 0
+
+
+def _print(measured: dict[str, LocalGeometry], n: int) -> None:
+    """One row per place; one column per place where the terminal is too narrow."""
+    columns = sorted({key for g in measured.values() for key in g.mean()}, key=_order)
+    grid = [["at", *(name.replace("_", " ") for name in columns)]]
+    for name, geometry in measured.items():
+        mean = geometry.mean()
+        grid.append([name, *(number(mean[c]) if c in mean else "-" for c in columns)])
+    if sys.stdout.isatty() and shutil.get_terminal_size().columns < _TABLE_WIDTH:
+        grid = [list(row) for row in zip(*grid, strict=True)]
+    table(f"Means over {n} samples", grid[0], grid[1:], numeric=True)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    for option in ("limit", "batch_limit"):
+        value = getattr(arguments, option)
+        flag = "--" + option.replace("_", "-")
+        require(value is None or value >= 1, _CALLEE, flag, "at least 1", value)
+    for flag, path in (("--json", arguments.json), ("--csv", arguments.csv)):
+        require(
+            path is None or (path.parent.is_dir() and not path.is_dir()), _CALLEE, flag,
+            "a file in a folder that exists", str(path),
+        )  # fmt: skip
+    require(
+        len(set(arguments.at)) == len(arguments.at) and _INPUT not in arguments.at,
+        _CALLEE, "--at", f"different names, none of them {_INPUT!r}",
+        ", ".join(arguments.at),
+    )  # fmt: skip
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = name.partition(":")
+    require(
+        kind in ("cpu", "cuda") and (not index or index.isdigit()), _CALLEE, "--device",
+        "auto, cpu, cuda or cuda:N", repr(name),
+    )  # fmt: skip
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    require(
+        kind == "cpu" or int(index or 0) < count, _CALLEE, "--device",
+        f"one of the {count} CUDA devices here", repr(name), "Use --device auto.",
+    )  # fmt: skip
+    return torch.device(name)
+
+
+def _real_dtype(model: torch.nn.Module) -> torch.dtype:
+    import torch
+
+    kinds = (t.dtype for t in model.parameters() if t.is_floating_point())
+    return next(kinds, torch.float32)
+
+
+def _measured(
+    model: torch.nn.Module,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    place: str | None,
+    arguments: argparse.Namespace,
+    device: torch.device,
+) -> LocalGeometry:
+    import torch
+
+    from normalign.geometry import local_geometry
+
+    try:
+        return local_geometry(
+            model, x.to(device), None if y is None else y.to(device), at=place,
+            method=arguments.method, chunk_size=arguments.batch_limit or "auto",
+        )  # fmt: skip
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # what torch says when shapes or dtypes do not fit
+        raise ValueError(
+            complaint(
+                _CALLEE, "--data", "inputs that the model takes",
+                f"{tuple(x.shape)} {x.dtype}, and torch says: {error}",
+            )
+        ) from error  # fmt: skip
+
+
+def _order(name: str) -> int:
+    from dataclasses import fields
+
+    from normalign.geometry import LocalGeometry
+
+    return [field.name for field in fields(LocalGeometry)].index(name)
+
+
+def _save(
+    arguments: argparse.Namespace,
+    measured: dict[str, LocalGeometry],
+    device: torch.device,
+) -> None:
+    samples = {
+        name: {key: value.tolist() for key, value in g.measures().items()}
+        for name, g in measured.items()
+    }
+    if arguments.json is not None:
+        report = {
+            "model": arguments.model,
+            "weights": None if arguments.weights is None else str(arguments.weights),
+            "data": str(arguments.data),
+            "device": str(device),
+            "at": {
+                name: {"method": g.method, "mean": g.mean(), "samples": samples[name]}
+                for name, g in measured.items()
+            },
+        }
+        arguments.json.write_text(as_json(report) + "\n", encoding="utf-8")
+        note(f"saved {arguments.json}")
+    if arguments.csv is not None:
+        arguments.csv.write_text(_as_csv(samples), encoding="utf-8", newline="")
+        note(f"saved {arguments.csv}")
+
+
+def _as_csv(samples: dict[str, dict[str, list[float]]]) -> str:
+    columns = sorted({key for part in samples.values() for key in part}, key=_order)
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["at", "sample", *columns])
+    for name, part in samples.items():
+        for i in range(len(next(iter(part.values())))):
+            cells = [repr(part[c][i]) if c in part else "" for c in columns]
+            writer.writerow([name, i, *cells])
+    return stream.getvalue()

@@ -1,0 +1,50 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from normalign._checks import complaint, describe, require, require_kind
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (3, "3"),
+        (None, "None"),
+        ("rows", "'rows'"),
+        (torch.zeros(2, 3), "a float32 Tensor of shape (2, 3)"),
+        (torch.zeros((), dtype=torch.int64), "a int64 Tensor of shape ()"),
+        (np.zeros(4), "a float64 ndarray of shape (4,)"),
+        (torch.nn.Parameter(torch.zeros(1)), "a float32 Parameter of shape (1,)"),
+        (list(range(100)), "a list"),
+    ],
+)
+def test_a_value_is_described_in_a_few_words(value, expected):
+    assert describe(value) == expected
+
+
+def test_a_large_tensor_is_described_without_its_numbers():
+    assert len(describe(torch.randn(1000))) < 60
+
+
+def test_a_complaint_has_the_house_form():
+    text = complaint("pgd", "radii", "positive", -1, "Leave out the zero radius.")
+    assert text == "pgd: radii must be positive, got -1. Leave out the zero radius."
+    assert complaint("pgd", "norm", "'l2'", "l3") == "pgd: norm must be 'l2', got l3."
+
+
+@given(st.text(), st.text(), st.text(), st.integers(), st.text())
+def test_a_complaint_contains_all_it_was_given(callee, argument, rule, got, remedy):
+    text = complaint(callee, argument, rule, got, remedy)
+    assert text.startswith(f"{callee}: {argument} must be {rule}, got {got}.")
+    assert text.endswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("check", "error"), [(require, ValueError), (require_kind, TypeError)]
+)
+def test_checks_are_silent_or_raise_their_own_kind(check, error):
+    assert check(True, "f", "x", "even", 2) is None
+    with pytest.raises(error, match=r"^f: x must be even, got 3\. Add one\.$"):
+        check(False, "f", "x", "even", 3, "Add one.")
