@@ -4,11 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from normalign import local_geometry
+from normalign import local_affine, local_geometry
 from normalign.geometry import MatrixFreeOptions
 from normalign.geometry.linearize import Linearization
 from normalign.geometry.local_map import LocalMap
-from normalign.geometry.matrix_free import krylov_space, squared_norm
+from normalign.geometry.matrix_free import leading_space, squared_norm
+from normalign.geometry.output_range import range_basis
+from tests.oracles import measures_by_svd
 
 
 def decaying(k=600, d=500, power=1.0, seed=0):
@@ -30,12 +32,12 @@ def test_values_are_within_the_tolerance(power):
     geometry = local_geometry(model, x)
     assert geometry.method == "matrix_free"
     norm = s.square().sum().sqrt()
-    # rtol=1e-3 is one standard error: four of them leave one failure in 16000
-    assert bool(((geometry.jacobian_norm / norm - 1).abs() < 4e-3).all())
+    # rtol=1e-3 is four standard errors of the norm: one failure in 16000
+    assert bool(((geometry.jacobian_norm / norm - 1).abs() < 1e-3).all())
     cosine = (x @ v[:, 0]).abs() / x.norm(dim=1)
     assert bool(((geometry.normal_alignment - cosine).abs() < 1e-3).all())
     rank = s.square().sum() / s[0].square()
-    assert bool(((geometry.effective_rank / rank - 1).abs() < 8e-3).all())
+    assert bool(((geometry.effective_rank / rank - 1).abs() < 2e-3).all())
 
 
 def test_centroid_offset_and_radius_are_exact():
@@ -52,7 +54,7 @@ def test_error_estimates_cover_the_truth():
     """At a loose tolerance the standard error is honest: 40 norms, few beyond two."""
     model, s, _ = decaying(power=0.5)
     x = torch.randn(40, 500, dtype=torch.float64)
-    options = MatrixFreeOptions(rtol=1e-2, max_rank=16)
+    options = MatrixFreeOptions(rtol=4e-2, max_rank=8)
     geometry = local_geometry(model, x, options=options)
     z = (geometry.jacobian_norm - s.square().sum().sqrt()) / geometry.error[
         "jacobian_norm"
@@ -66,11 +68,11 @@ def test_the_estimate_of_the_norm_is_unbiased():
     model, s, _ = decaying(k=300, d=280, power=0.3)
     x = torch.randn(200, 280, dtype=torch.float64)
     generator = torch.Generator().manual_seed(3)
-    options = MatrixFreeOptions(rtol=1e-2, max_rank=8)
+    options = MatrixFreeOptions(rtol=5e-2, max_rank=8)
     with torch.no_grad():
         linear = Linearization(LocalMap(model).on(x))
         jx = linear.push(x.unsqueeze(0))[0]
-        space = krylov_space(linear, jx, options, generator)
+        space = leading_space(linear, jx, options, generator)
         total, error = squared_norm(linear, space, options, generator)
     z = (total - s.square().sum()) / error
     # the mean of 200 standard normal values has standard deviation 0.07
@@ -156,3 +158,51 @@ def test_few_products_are_needed():
 
     local_geometry(Counting(), torch.randn(1, 500, dtype=torch.float64))
     assert 0 < len(products) < 20  # blocks of eight vectors; a row each would be 600
+
+
+class TestRangeOfTheHead:
+    """A linear head confines the Jacobian to the span of its weight."""
+
+    def vocabulary_model(self, tail=nn.Identity):
+        torch.manual_seed(0)
+        body = nn.Sequential(nn.Linear(300, 40), nn.GELU(), nn.Linear(40, 20))
+        return nn.Sequential(body, nn.Tanh(), nn.Linear(20, 700), tail()).double()
+
+    def test_measures_are_exact_from_as_many_passes_as_features(self):
+        model, x = self.vocabulary_model(), torch.randn(3, 300).double()
+        y = model(x).argmax(1)
+        y[0] = (y[0] + 1) % 700
+        basis = range_basis(LocalMap(model), x)
+        assert basis.shape == (700, 20)
+        found = local_geometry(model, x, y)
+        assert found.method == "exact"
+        jacobian = local_affine(model, x).jacobian.detach()
+        expected = measures_by_svd(jacobian, model(x).detach(), x, y)
+        # 280 of the 300 singular values are zero: only the sum of their square roots
+        # of rounding errors differs
+        for name in set(expected) - {"participation_rank"}:
+            torch.testing.assert_close(getattr(found, name), expected[name])
+
+    def test_a_token_of_many_is_found_by_its_memory(self):
+        class Language(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.head = nn.Linear(30, 20), nn.Linear(20, 300)
+
+            def forward(self, x):
+                return self.head(torch.tanh(self.body(x)))
+
+        model, x = Language().double(), torch.randn(2, 5, 30).double()
+        local_map = LocalMap(model, output=lambda out: out[:, -1])
+        assert range_basis(local_map, x).shape == (300, 20)
+
+    @pytest.mark.parametrize(
+        "tail", [lambda: nn.ReLU(inplace=True), nn.Softmax, lambda: nn.Linear(700, 700)]
+    )
+    def test_what_comes_after_the_head_is_noticed(self, tail):
+        model, x = self.vocabulary_model(tail), torch.randn(3, 300).double()
+        assert range_basis(LocalMap(model), x) is None
+
+    def test_a_head_that_widens_nothing_is_no_help(self):
+        model = nn.Sequential(nn.Linear(80, 90), nn.ReLU(), nn.Linear(90, 70))
+        assert range_basis(LocalMap(model), torch.randn(2, 80)) is None

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from normalign.geometry.alignment import safe_ratio
-from normalign.geometry.jacobian import columns, rows
+from normalign.geometry.jacobian import columns, pulled_rows, rows
 from normalign.geometry.linearize import Linearization
 from normalign.geometry.margin import nearest_boundary
 from normalign.geometry.spectrum import smaller_gram
@@ -32,7 +32,11 @@ __all__ = ["exact_measures", "summing_dtype"]
 
 
 def exact_measures(
-    linear: Linearization, y: Tensor | None, *, vectors: int
+    linear: Linearization,
+    y: Tensor | None,
+    *,
+    vectors: int,
+    range_basis: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Return every measure of each sample, from the Jacobian's rows or columns.
 
@@ -40,36 +44,54 @@ def exact_measures(
     ----------
     vectors : int
         Rows (or columns) computed in one pass.
+    range_basis : Tensor of shape (k, p), optional
+        Orthonormal columns whose span holds the range of every Jacobian. With p below
+        k and d the work shrinks to ``B = Q^T J``, (p, d), and ``J = Q B``.
     """
     _, k, d = linear.shape
-    narrow = rows(linear, vectors) if k <= d else columns(linear, vectors)
+    if range_basis is not None:
+        narrow = pulled_rows(linear, range_basis.mT, vectors)
+    else:
+        narrow = rows(linear, vectors) if k <= d else columns(linear, vectors)
     dtype = summing_dtype(narrow.device)
-    jacobian, x = narrow.to(dtype), linear.input.to(dtype)
+    short, x = narrow.to(dtype), linear.input.to(dtype)
     output = linear.output.to(device=narrow.device, dtype=dtype)
     del narrow
-    jx = torch.einsum("nkd,nd->nk", jacobian, x)
-    gram = smaller_gram(jacobian)
+    by_rows = short.shape[1] <= d
+    short_x = torch.einsum("npd,nd->np", short, x)
+    gram = smaller_gram(short)
     values, vectors_ = torch.linalg.eigh(gram)
     values = values.clamp_min(0)
     lead, energy, total = vectors_[..., -1], values[..., -1], values.sum(-1)
     length = x.norm(dim=-1)
-    along = (lead * jx).sum(-1).abs() if k <= d else (lead * x).sum(-1).abs()
-    scale = energy.sqrt() * length if k <= d else length * (energy > 0)
+    along = (lead * (short_x if by_rows else x)).sum(-1).abs()
+    scale = energy.sqrt() * length if by_rows else length * (energy > 0)
     spread = values.sqrt().sum(-1).square()
+    if range_basis is None:
+        jx, centroid = short_x, short.sum(1)
+    else:
+        basis = range_basis.to(short)
+        jx = short_x @ basis.mT
+        centroid = torch.einsum("npd,p->nd", short, basis.sum(0))
     measures = {
         "normal_alignment": safe_ratio(along, scale).clamp(max=1),
         "effective_rank": safe_ratio(total, energy),
         "participation_rank": safe_ratio(spread, total),
         "jacobian_norm": total.sqrt(),
-        **offset_and_centroid(output, jx, jacobian.sum(1), x),
+        **offset_and_centroid(output, jx, centroid, x),
     }
-    ratio = safe_ratio(jx.norm(dim=-1), measures["jacobian_norm"] * length)
+    ratio = safe_ratio(short_x.norm(dim=-1), measures["jacobian_norm"] * length)
     measures["alignment_ratio"] = ratio.clamp(max=1)
     if y is not None:
-        own = jacobian.take_along_dim(y[:, None, None], 1).squeeze(1)
-        squares = jacobian.square().sum(-1)
-        cross = torch.einsum("nkd,nd->nk", jacobian, own)
-        gap = squares + own.square().sum(-1, keepdim=True) - 2 * cross
+        if range_basis is None:
+            own = short.take_along_dim(y[:, None, None], 1).squeeze(1)
+            squares = short.square().sum(-1)
+            cross = torch.einsum("nkd,nd->nk", short, own)
+        else:
+            seen = range_basis.to(short) @ (gram if by_rows else short @ short.mT)
+            squares = (seen * range_basis.to(short)).sum(-1)
+            cross = torch.einsum("nkp,np->nk", seen, range_basis.to(short)[y])
+        gap = squares + squares.take_along_dim(y[:, None], 1) - 2 * cross
         distance = gap.clamp_min(0).sqrt()
         measures["local_robustness"] = nearest_boundary(output, distance, y)
     return measures

@@ -120,11 +120,17 @@ def _affine_piece(local_map: LocalMap, x: Tensor, vectors: int) -> LocalAffine:
 
 def rows(linear: Linearization, vectors: int) -> Tensor:
     """Return the Jacobians, (n, k, d), from one pull-back for each output."""
-    n, k, _ = linear.shape
+    k = linear.shape[1]
     basis = torch.eye(k, dtype=linear.output.dtype, device=linear.output.device)
+    return pulled_rows(linear, basis, vectors)
+
+
+def pulled_rows(linear: Linearization, directions: Tensor, vectors: int) -> Tensor:
+    """Return the products of p output directions, (p, k), with J: (n, p, d)."""
+    n = len(linear.input)
     blocks = [
         linear.pull(block.unsqueeze(1).expand(-1, n, -1))
-        for block in basis.split(vectors)
+        for block in directions.split(vectors)
     ]
     return torch.cat(blocks).transpose(0, 1)
 

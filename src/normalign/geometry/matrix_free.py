@@ -2,16 +2,16 @@ r"""The measures of models with very many outputs, from a few products with J an
 
 For an ImageNet head or a vocabulary, one pass for each output is out of reach. What the
 measures need is little: the leading singular triple, the Frobenius norm, ``J x`` and
-``J^T 1``. The last two are one product each, exact. The first two come from
+``J^T 1``. The last two are one product each, exact. The first two come from a block
+Krylov space Q of :math:`G = J J^\top`, grown from ``J x`` and random vectors until the
+residual of the leading Ritz pair, over its gap, is below the tolerance, and from
 
-- a block Krylov space of :math:`G = J J^\top`, grown from ``J x`` and random vectors
-  until the residual of the leading Ritz pair, over its gap, is below the tolerance;
-- :math:`\|J\|_F^2 = \operatorname{tr} Q^\top G Q + \mathbb{E} \|J^\top (I - Q Q^\top)
-  w\|^2`, exact on that space Q and by Hutchinson's estimator (Lemma hutchinson) off
-  it, with fresh probes until the standard error is below the tolerance. If that takes
-  more passes than there are outputs, the rest is summed exactly instead.
+.. math:: \|J\|_F^2 = \operatorname{tr} Q^\top G Q
+          + \mathbb{E} \|J^\top (I - Q Q^\top) w\|^2,
 
-Both come with an error estimate beside the value.
+exact on that space and by Hutchinson's estimator (Lemma hutchinson) off it. Whether
+the next passes go into a larger space or into more probes is decided by what the error
+still lacks; if one pass for each output is cheaper than either, these are summed.
 """
 
 from __future__ import annotations
@@ -36,35 +36,81 @@ class MatrixFreeOptions:
     Attributes
     ----------
     rtol : float
-        Relative error aimed at, of the norm (one standard error) and of the leading
-        vector.
+        Error aimed at: two standard errors of the squared norm, relative; the sine of
+        the angle to the leading vector.
     block : int
         Vectors that go through the model together.
     max_rank : int
         Largest dimension of the Krylov space.
-    max_probes : int
-        Most probes for the norm before the rest is summed exactly, or, if that is
-        dearer still, left with the error it has.
+    max_passes : int
+        Most passes for the norm; beyond, it is left with the error it has.
     candidates : int
         Competing classes whose boundary distance is computed exactly.
     """
 
     rtol: float = 1e-3
     block: int = 8
-    max_rank: int = 96
-    max_probes: int = 512
+    max_rank: int = 128
+    max_passes: int = 2048
     candidates: int = 16
 
 
-@dataclass
 class KrylovSpace:
-    """An orthonormal basis Q of outputs, its image J^T Q, and the leading Ritz pair."""
+    """A growing orthonormal basis Q of outputs with its image J^T Q, for each sample.
 
-    basis: Tensor  # (n, k, m)
-    image: Tensor  # (n, m, d)
-    energy: Tensor  # (n,) the leading Ritz value, an estimate of s_1^2
-    weights: Tensor  # (n, m) its vector in the basis
-    tilt: Tensor  # (n,) bound on the sine of the angle to the true leading vector
+    Attributes
+    ----------
+    basis : Tensor of shape (n, k, m)
+    image : Tensor of shape (n, m, d)
+    energy : Tensor of shape (n,)
+        The leading Ritz value of ``J J^T``, an estimate of ``s_1^2`` from below.
+    weights : Tensor of shape (n, m)
+        Its vector, in the basis.
+    tilt : Tensor of shape (n,)
+        Bound on the sine of the angle to the true leading vector.
+    """
+
+    def __init__(self, linear: Linearization, start: Tensor, max_rank: int) -> None:
+        self._linear, self._fresh = linear, _orthonormal(start)
+        self._room = min(max_rank, linear.shape[1])
+        # Products carry the rounding of the model's own precision.
+        self._noise = 1e3 * torch.finfo(linear.output.dtype).eps
+        self.basis = start[..., :0]
+        self.image = start.new_zeros(len(start), 0, linear.shape[2])
+        self.can_grow = True
+        self.grow()
+
+    def grow(self) -> None:
+        """Add one block: a pull-back and a push-forward for each of its vectors."""
+        fresh, linear = self._fresh, self._linear
+        self.basis = torch.cat([self.basis, fresh], 2)
+        pulled = linear.pull(fresh.permute(2, 0, 1)).to(fresh)
+        self.image = torch.cat([self.image, pulled.transpose(0, 1)], 1)
+        values, vectors = torch.linalg.eigh(self.image @ self.image.mT)
+        returned = linear.push(pulled).to(fresh).permute(1, 2, 0)
+        returned = self.off(self.off(returned))  # once is not enough in floating point
+        self.energy, self.weights = values[:, -1].clamp_min(0), vectors[..., -1]
+        self.tilt = self._bound(returned, values, vectors)
+        news = returned.flatten(1).norm(dim=1)
+        room = self._room - self.basis.shape[2]
+        self.can_grow = room > 0 and bool((news > self._noise * self.energy).any())
+        if self.can_grow:
+            self._fresh = _orthonormal(returned, self.basis)[..., :room]
+
+    def off(self, block: Tensor) -> Tensor:
+        """Return the part of each block (n, k, b) orthogonal to the basis."""
+        return block - self.basis @ (self.basis.mT @ block)
+
+    def _bound(self, returned: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
+        # The residual of the first pair over its distance from the second eigenvalue,
+        # which lies within the second residual of the second Ritz value.
+        energy = values[:, -1].clamp_min(0)
+        tail = vectors[:, -returned.shape[2] :, -2:]
+        residual = (returned @ tail).norm(dim=1)
+        second = values[:, -2] + residual[:, 0] if values.shape[1] > 1 else 0 * energy
+        gap = (energy - second - self._noise * energy).clamp_min(0)
+        tilt = safe_ratio(residual[:, -1], gap).clamp(max=1)
+        return torch.where((gap > 0) | (energy == 0), tilt, 1.0)
 
 
 def matrix_free_measures(
@@ -73,6 +119,7 @@ def matrix_free_measures(
     *,
     options: MatrixFreeOptions,
     generator: torch.Generator,
+    range_basis: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the measures of each sample, and error estimates of the estimated ones.
 
@@ -80,6 +127,8 @@ def matrix_free_measures(
     ----------
     generator : torch.Generator
         Source of the starting block and of the probes, on the CPU.
+    range_basis : Tensor of shape (k, p), optional
+        Orthonormal columns whose span holds the range of every Jacobian.
     """
     dtype = summing_dtype(linear.input.device)
     x = linear.input.to(dtype)
@@ -87,10 +136,10 @@ def matrix_free_measures(
     jx = linear.push(linear.input.unsqueeze(0))[0].to(x)
     ones = torch.ones_like(linear.output).unsqueeze(0)
     centroid = linear.pull(ones)[0].to(x)
-    space = krylov_space(linear, jx, options, generator)
+    space = leading_space(linear, jx, options, generator)
+    total, total_error = squared_norm(linear, space, options, generator, range_basis)
     energy, tilt = space.energy, space.tilt
     right = torch.einsum("nm,nmd->nd", space.weights, space.image)
-    total, total_error = squared_norm(linear, space, options, generator)
     norm, length = total.sqrt(), x.norm(dim=-1)
     cosine = safe_ratio((right * x).sum(-1).abs(), right.norm(dim=-1) * length)
     norm_error = safe_ratio(total_error, 2 * norm)
@@ -116,53 +165,20 @@ def matrix_free_measures(
     return measures, errors
 
 
-def krylov_space(
+def leading_space(
     linear: Linearization,
     jx: Tensor,
     options: MatrixFreeOptions,
     generator: torch.Generator,
 ) -> KrylovSpace:
-    """Grow a block Krylov space of ``J J^T`` until its leading pair has converged."""
+    """Return a Krylov space in which the leading pair has converged, if it can."""
     n, k, d = linear.shape
-    limit = min(options.max_rank, k)
-    # Products carry the rounding of the model's own precision.
-    noise = 1e3 * torch.finfo(linear.output.dtype).eps
-    start = torch.randn(
-        n, k, min(options.block, k, d), generator=generator, dtype=torch.float64
-    ).to(jx)
+    start = _gaussian((n, k, min(options.block, k, d)), generator, jx)
     start[:, :, 0] = jx  # at a normal-aligned sample this is the vector looked for
-    fresh = _orthonormal(start)
-    basis, image = fresh[..., :0], jx.new_zeros(n, 0, d)
-    while True:
-        basis = torch.cat([basis, fresh], 2)
-        pulled = linear.pull(fresh.permute(2, 0, 1)).to(jx).transpose(0, 1)
-        image = torch.cat([image, pulled], 1)
-        values, vectors = torch.linalg.eigh(image @ image.mT)
-        returned = linear.push(pulled.transpose(0, 1)).to(jx).permute(1, 2, 0)
-        returned = _off(basis, _off(basis, returned))  # once is not enough
-        energy = values[:, -1].clamp_min(0)
-        tilt = _tilt(returned, values, vectors, noise)
-        exhausted = returned.flatten(1).norm(dim=1) <= noise * energy
-        done = (tilt <= options.rtol) | exhausted | (energy == 0)
-        room = limit - basis.shape[2]
-        if bool(done.all()) or room == 0:
-            return KrylovSpace(basis, image, energy, vectors[..., -1], tilt)
-        fresh = _orthonormal(returned, basis)[..., :room]
-
-
-def _tilt(returned: Tensor, values: Tensor, vectors: Tensor, noise: float) -> Tensor:
-    """Bound the sine between the leading Ritz vector and the true one.
-
-    It is the residual of the first pair over its distance from the second eigenvalue,
-    which in turn lies within the second residual of the second Ritz value.
-    """
-    energy = values[:, -1].clamp_min(0)
-    tail = vectors[:, -returned.shape[2] :, -2:]
-    residual = (returned @ tail).norm(dim=1)
-    second = values[:, -2] + residual[:, 0] if values.shape[1] > 1 else 0 * energy
-    gap = (energy - second - noise * energy).clamp_min(0)
-    tilt = safe_ratio(residual[:, -1], gap).clamp(max=1)
-    return torch.where((gap > 0) | (energy == 0), tilt, 1.0)
+    space = KrylovSpace(linear, start, options.max_rank)
+    while space.can_grow and bool((space.tilt > options.rtol).any()):
+        space.grow()
+    return space
 
 
 def squared_norm(
@@ -170,41 +186,62 @@ def squared_norm(
     space: KrylovSpace,
     options: MatrixFreeOptions,
     generator: torch.Generator,
+    range_basis: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return ``|J|_F^2`` of each sample and the standard error of the estimate."""
+    """Return ``|J|_F^2`` of each sample and the standard error of the estimate.
+
+    Grows the space where that pays.
+    """
     n, k, _ = linear.shape
-    inside = space.image.square().sum((1, 2))
-    if space.basis.shape[2] >= k:
-        return inside, torch.zeros_like(inside)
-    draws: list[Tensor] = []
-    while True:
-        probes = torch.randn(
-            options.block, n, k, generator=generator, dtype=torch.float64
-        ).to(inside)
-        probes = _off(space.basis, probes.permute(1, 2, 0)).permute(2, 0, 1)
-        draws += list(linear.pull(probes).to(inside).square().sum(-1))
-        sample = torch.stack(draws)
-        total = inside + sample.mean(0)
-        error = sample.std(0) / len(draws) ** 0.5
-        wanted = 2 * options.rtol * total  # the norm's relative error is half of this
+    block, spent, lacked = options.block, 0, float("inf")
+    exact_passes = k if range_basis is None else range_basis.shape[1]
+    probes = space.basis.new_zeros(n, k, 0)
+    pulled = space.image.new_zeros(n, 0, space.image.shape[2])
+    growing = True
+    while space.basis.shape[2] < k:
+        if not growing or not spent:
+            more = _gaussian((n, k, block), generator, probes)
+            image = linear.pull(more.permute(2, 0, 1)).to(probes).transpose(0, 1)
+            probes = torch.cat([probes, more], 2)
+            pulled = torch.cat([pulled, image], 1)
+            spent += block
+        draws = _energy_off(space, probes, pulled)
+        total = space.image.square().sum((1, 2)) + draws.mean(1)
+        error = draws.std(1) / draws.shape[1] ** 0.5
+        wanted = options.rtol * total / 2
         if bool((error <= wanted).all()):
             return total, error
-        needed = float((safe_ratio(error, wanted).square() * len(draws)).max())
-        if needed > min(k, options.max_probes):
-            if k <= 2 * options.max_probes:
-                return _exact_square(linear, options.block), torch.zeros_like(total)
-            if len(draws) >= options.max_probes:
-                return total, error
+        # The probes that this error still lacks; a larger space would lower it too.
+        lacking = float((safe_ratio(error, wanted).square().max() - 1) * draws.shape[1])
+        growing = growing and space.can_grow and 2 * block < lacking < 0.9 * lacked
+        if growing:
+            space.grow()
+            spent, lacked = spent + 2 * block, lacking
+        elif lacking > exact_passes and exact_passes <= options.max_passes:
+            return _exact_square(linear, block, range_basis), 0 * total
+        elif spent >= options.max_passes:
+            return total, error
+    inside = space.image.square().sum((1, 2))
+    return inside, torch.zeros_like(inside)
 
 
-def _exact_square(linear: Linearization, block: int) -> Tensor:
-    """Return ``|J|_F^2`` from one pull-back for each output, keeping none of them."""
+def _energy_off(space: KrylovSpace, probes: Tensor, pulled: Tensor) -> Tensor:
+    """Return ``|J^T (I - Q Q^T) w|^2`` of each probe, (n, m), from ``J^T w``."""
+    inside = (space.basis.mT @ probes).mT  # (n, m, r) coordinates in the space
+    return (pulled - inside @ space.image).square().sum(2)
+
+
+def _exact_square(
+    linear: Linearization, block: int, range_basis: Tensor | None
+) -> Tensor:
+    """Return ``|J|_F^2`` from a pull-back for each output direction, keeping none."""
     n, k, _ = linear.shape
+    if range_basis is None:
+        range_basis = torch.eye(k, device=linear.output.device)
     dtype = summing_dtype(linear.input.device)
     total = linear.input.new_zeros(n, dtype=dtype)
-    for classes in torch.arange(k).split(block):
-        picks = torch.zeros(len(classes), n, k).to(linear.output)
-        picks[torch.arange(len(classes)), :, classes] = 1
+    for directions in range_basis.mT.split(block):
+        picks = directions.unsqueeze(1).expand(-1, n, -1)
         total = total + linear.pull(picks).to(dtype).square().sum((0, 2))
     return total
 
@@ -259,14 +296,15 @@ def nearest_candidate(
     return best, torch.where(wrong, 0.0, slack)
 
 
-def _off(basis: Tensor, block: Tensor) -> Tensor:
-    """Return the part of each block (n, k, b) orthogonal to its basis (n, k, m)."""
-    return block - basis @ (basis.mT @ block)
+def _gaussian(
+    shape: tuple[int, ...], generator: torch.Generator, like: Tensor
+) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(like)
 
 
 def _orthonormal(block: Tensor, against: Tensor | None = None) -> Tensor:
     """Return an orthonormal basis (n, k, b) of each block, off the basis given."""
     basis = torch.linalg.qr(block)[0]
     if against is not None:
-        basis = torch.linalg.qr(_off(against, basis))[0]
+        basis = torch.linalg.qr(basis - against @ (against.mT @ basis))[0]
     return basis

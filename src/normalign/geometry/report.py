@@ -17,6 +17,7 @@ from normalign.geometry.linearize import Linearization
 from normalign.geometry.local_map import At, LocalMap
 from normalign.geometry.margin import check_labels
 from normalign.geometry.matrix_free import MatrixFreeOptions, matrix_free_measures
+from normalign.geometry.output_range import range_basis
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,6 +29,9 @@ Method = Literal["auto", "exact", "matrix_free"]
 # Up to this many passes for a sample the exact route is taken: the other one needs
 # about as many to be sure of its numbers.
 EXACT_UP_TO = 256
+
+# Up to this many outputs (or inputs) it is not worth looking for a narrower range.
+FEW_PASSES = 64
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,12 +118,12 @@ def local_geometry(
 ) -> LocalGeometry:
     """Alignment, rank, centroid, radius and robustness of a model at each sample.
 
-    With up to 256 outputs or inputs the measures are exact: the Jacobians of a few
-    samples at a time are reduced to small matrices and dropped. With more, the
-    matrix-free route estimates them from products with the Jacobian and its transpose,
-    to ``options.rtol``, and says in ``.error`` how sure it is. A measurement, not a
-    loss: gradients do not flow through it (compose :func:`~normalign.local_affine`
-    with :func:`~normalign.normal_alignment` for that).
+    With up to 256 outputs, inputs or features under a linear head the measures are
+    exact: the Jacobians of a few samples at a time are reduced to small matrices and
+    dropped. With more, the matrix-free route estimates them from products with the
+    Jacobian and its transpose, to ``options.rtol``, and says in ``.error`` how sure it
+    is. A measurement, not a loss: gradients do not flow through it (compose
+    :func:`~normalign.local_affine` with :func:`~normalign.normal_alignment` for that).
 
     Parameters
     ----------
@@ -168,15 +172,19 @@ def local_geometry(
     k, d, element_size = shape_of(local_map, x)
     if y is not None:
         check_labels(callee, y, (len(x),), k)
-    exact = method == "exact" or (method == "auto" and min(k, d) <= EXACT_UP_TO)
+    basis = range_basis(local_map, x) if min(k, d) > FEW_PASSES and len(x) else None
+    passes = min(k, d) if basis is None else min(d, basis.shape[1])
+    if basis is not None and passes < basis.shape[1]:
+        basis = None  # columns are cheaper still
+    exact = method == "exact" or (method == "auto" and passes <= EXACT_UP_TO)
     options = options or MatrixFreeOptions()
     plan = plan_chunks(
         local_map,
         x,
         chunk_size=chunk_size,
         memory_budget=memory_budget,
-        n_vectors=min(k, d, 64) if exact else min(options.block, k),
-        kept_per_sample=_kept_bytes(k, d, element_size, exact, options),
+        n_vectors=min(passes, 64) if exact else min(options.block, k),
+        kept_per_sample=_kept_bytes(passes, k, d, element_size, exact, options),
     )
     generator = torch.Generator().manual_seed(0)
     measured: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
@@ -187,12 +195,18 @@ def local_geometry(
             )
             labels = None if y is None else y[piece].to(linear.input.device).long()
             if exact:
-                measures = exact_measures(linear, labels, vectors=plan.vectors)
+                measures = exact_measures(
+                    linear, labels, vectors=plan.vectors, range_basis=basis
+                )
                 measured.append((measures, {}))
             else:
                 measured.append(
                     matrix_free_measures(
-                        linear, labels, options=options, generator=generator
+                        linear,
+                        labels,
+                        options=options,
+                        generator=generator,
+                        range_basis=basis,
                     )
                 )
     if not measured:
@@ -207,13 +221,19 @@ def local_geometry(
 
 
 def _kept_bytes(
-    k: int, d: int, element_size: int, exact: bool, options: MatrixFreeOptions
+    passes: int,
+    k: int,
+    d: int,
+    element_size: int,
+    exact: bool,
+    options: MatrixFreeOptions,
 ) -> int:
     if exact:  # the Jacobian, its float64 copy, and a temporary of the reductions
-        return k * d * (2 * element_size + 8 + 8)
+        other = d if passes <= k and passes < d else k
+        return passes * other * (2 * element_size + 8 + 8) + 8 * 3 * passes * k
     rank = min(options.max_rank, k, d)
-    # Basis, image and the picture of the rows in float64, with temporaries.
-    return 8 * (3 * rank * (k + d) + options.block * (k + d))
+    # Basis and image of the space in float64, probes beside them, with temporaries.
+    return 8 * (4 * rank * (k + d) + options.block * (k + d))
 
 
 def _joined(parts: list[dict[str, Tensor]], dtype: torch.dtype) -> dict[str, Tensor]:

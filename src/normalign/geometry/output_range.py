@@ -1,0 +1,90 @@
+"""The outputs that a model can move at all: the range of its last linear layer.
+
+A head that maps p features to k > p outputs confines every Jacobian to the p columns
+of its weight, ``J = W H``. With an orthonormal basis Q of those columns, p pull-backs
+give ``Q^T J`` and with it everything, exactly: for a vocabulary of 32000 on features of
+width 128 that is 128 passes and not 32000.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normalign.geometry.linearize import Linearization
+from normalign.geometry.local_map import (
+    LocalMap,
+    attention_with_derivatives,
+    frozen_randomness,
+    named_modules,
+)
+
+__all__ = ["range_basis"]
+
+# Factoring a wider head than this costs more than it can save.
+WIDEST = 1024
+
+
+def range_basis(local_map: LocalMap, x: Tensor) -> Tensor | None:
+    """Return orthonormal columns, (k, p), that span the range of J, or None.
+
+    The last linear layer is the one whose result shares its memory with the model's
+    output. That alone proves little (an activation may have worked in place), so random
+    tangents are pushed through the model, and must come out inside the span.
+
+    Returns
+    -------
+    Tensor of shape (k, p) or None
+        None where no linear layer with fewer inputs than outputs ends the model.
+    """
+    with torch.no_grad(), attention_with_derivatives(), frozen_randomness():
+        point_map = local_map.on(x[:1])
+        results: dict[nn.Module, Tensor] = {}
+
+        def keep(module: nn.Module, _: Any, result: Tensor) -> None:
+            results[module] = result
+
+        heads = [
+            module
+            for _, module in named_modules(local_map.model)
+            if isinstance(module, nn.Linear)
+            and module.in_features < min(module.out_features, WIDEST)
+        ]
+        handles = [head.register_forward_hook(keep) for head in heads]
+        try:
+            output = point_map.function(point_map.point)
+        finally:
+            for handle in handles:
+                handle.remove()
+        for head in heads:
+            ends = head in results and _is_part_of(output, results[head])
+            if ends and output.shape[1] == head.out_features:
+                weight = head.weight.detach()
+                dtype = torch.promote_types(weight.dtype, torch.float32)
+                basis = torch.linalg.qr(weight.to(dtype))[0].to(output.device)
+                linear = Linearization(point_map, vmappable=local_map.vmappable)
+                if _holds(linear, basis):
+                    return basis
+    return None
+
+
+def _is_part_of(output: Tensor, result: Tensor) -> bool:
+    return (
+        isinstance(result, Tensor)
+        and output.untyped_storage().data_ptr() == result.untyped_storage().data_ptr()
+    )
+
+
+def _holds(linear: Linearization, basis: Tensor) -> bool:
+    """Whether what a random tangent does to the output lies in the span."""
+    tangents = torch.randn(
+        2, *linear.input.shape, generator=torch.Generator().manual_seed(0)
+    )
+    pushed = linear.push(tangents.to(linear.input)).to(basis)
+    outside = pushed - pushed @ basis @ basis.mT
+    # Rounding leaves about the square root of the number of features in units of eps;
+    # anything nonlinear after the head leaves a fraction of order one.
+    tolerance = 1e3 * torch.finfo(linear.output.dtype).eps
+    return bool(outside.norm() <= tolerance * pushed.norm())
