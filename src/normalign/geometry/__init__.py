@@ -9,10 +9,11 @@
 `report.py`               `local_geometry`: all of them at once
 `exact.py`                ... from the Jacobian's rows, a few samples at a time
 `matrix_free.py`          ... from products with J and J^T, for many outputs
-`partition.py`            `partition`: the tiles of a 2-D slice, exactly
+`partition/`              `partition`: the tiles of a 2-D slice, exactly
 `ntk.py`                  `ntk`: the empirical neural tangent kernel
 `local_map.py`            which map is measured: `At`, wrapped and compiled models
 `linearize.py`            products with J and J^T
+`output_range.py`         the outputs that a model can move at all
 `chunks.py`               how many samples at a time
 `spectrum.py`             the leading singular vector, safely differentiable
 ========================  ==========================================================
@@ -28,6 +29,7 @@ from normalign.geometry.local_map import At
 from normalign.geometry.margin import local_robustness
 from normalign.geometry.matrix_free import MatrixFreeOptions
 from normalign.geometry.ntk import ntk
+from normalign.geometry.partition import Partition, Residual, Slice, partition
 from normalign.geometry.power_diagram import PowerDiagram, power_diagram
 from normalign.geometry.rank import effective_rank, participation_rank
 from normalign.geometry.report import LocalGeometry, local_geometry
@@ -37,7 +39,10 @@ __all__ = [
     "LocalAffine",
     "LocalGeometry",
     "MatrixFreeOptions",
+    "Partition",
     "PowerDiagram",
+    "Residual",
+    "Slice",
     "alignment_ratio",
     "centroid_alignment",
     "effective_rank",
@@ -47,5 +52,6 @@ __all__ = [
     "normal_alignment",
     "ntk",
     "participation_rank",
+    "partition",
     "power_diagram",
 ]

@@ -26,6 +26,10 @@ ChunkSize = int | Literal["auto"] | None
 
 GIB = 2**30
 
+# On a CPU a pass should stay near the caches: one backward pass of a ResNet-18 over 640
+# rows takes twice as long per row as over 64, whose largest activation is 16 MiB.
+CPU_WORKING_SET = 16 * 2**20
+
 
 @dataclass(frozen=True)
 class ChunkPlan:
@@ -100,7 +104,12 @@ def plan_chunks(
     ):
         vectors = (vectors + 1) // 2
     per_sample = saved + kept_per_sample + vectors * per_vector
-    return ChunkPlan(max(1, int(memory_budget // max(per_sample, 1))), vectors)
+    samples = max(1, int(memory_budget // max(per_sample, 1)))
+    if x.device.type == "cpu":
+        samples = min(samples, max(1, CPU_WORKING_SET // largest))
+        resident = min(samples, len(x)) * largest
+        vectors = min(vectors, max(1, CPU_WORKING_SET // max(resident, 1)))
+    return ChunkPlan(samples, vectors)
 
 
 def bytes_per_sample(local_map: LocalMap, x: Tensor) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from normalign.geometry.local_map import (
     frozen_randomness,
 )
 
-__all__ = ["Linearization"]
+__all__ = ["Compressed", "Linearization"]
 
 Product = Callable[[Tensor], Tensor]
 
@@ -51,7 +51,7 @@ class Linearization:
         with attention_with_derivatives(), frozen_randomness():
             try:
                 self.output, pullback, *_ = vjp(self._function, self._point)
-                self._push_one: Product = self._forward_mode
+                self._push_one: Product = self._forward
                 # A graph of the derivative itself is wanted only if something upstream
                 # is being trained; it doubles the memory.
                 create_graph = self.output.requires_grad
@@ -89,7 +89,7 @@ class Linearization:
             return vmap(product, randomness="same")(vectors)
         return torch.stack([product(v) for v in vectors])
 
-    def _forward_mode(self, tangent: Tensor) -> Tensor:
+    def _forward(self, tangent: Tensor) -> Tensor:
         with frozen_randomness():
             return jvp(self._function, (self._point,), (tangent,))[1]
 
@@ -113,3 +113,42 @@ class Linearization:
             return pullback(grad_outputs=v, create_graph=create_graph)  # pyright: ignore
 
         return output.detach(), pull
+
+
+class Compressed:
+    """A linearization seen through p output directions that hold its whole range.
+
+    With orthonormal columns Q, (k, p), and ``J = Q B``: products with B and ``B^T``.
+
+    Parameters
+    ----------
+    linear : Linearization
+    basis : Tensor of shape (k, p), optional
+        The columns of Q; without it B is J itself.
+    """
+
+    def __init__(self, linear: Linearization, basis: Tensor | None) -> None:
+        self._linear, self._basis = linear, basis
+        n, k, d = linear.shape
+        self.shape = (n, k if basis is None else basis.shape[1], d)
+        self.eps = torch.finfo(linear.output.dtype).eps
+
+    def pull(self, cotangents: Tensor) -> Tensor:
+        """Return ``B^T v`` for a block of cotangents, (b, n, p) -> (b, n, d)."""
+        if self._basis is not None:
+            cotangents = cotangents @ self._basis.mT.to(cotangents)
+        return self._linear.pull(cotangents)
+
+    def push(self, tangents: Tensor) -> Tensor:
+        """Return ``B u`` for a block of tangents, (b, n, d) -> (b, n, p)."""
+        pushed = self._linear.push(tangents)
+        return pushed if self._basis is None else self.coordinates(pushed)
+
+    def coordinates(self, outputs: Tensor) -> Tensor:
+        """Return ``Q^T v`` of vectors of outputs, (..., k) -> (..., p)."""
+        return outputs if self._basis is None else outputs @ self._basis.to(outputs)
+
+    def outputs(self, coordinates: Tensor) -> Tensor:
+        """Return ``Q c`` of columns of coordinates, (n, p, m) -> (n, k, m)."""
+        basis = self._basis
+        return coordinates if basis is None else basis.to(coordinates) @ coordinates

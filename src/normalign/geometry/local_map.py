@@ -241,15 +241,15 @@ class LocalMap:
         return PointMap(function, point)
 
 
-def unwrapped(model: Model) -> Model:
+def unwrapped(model: Any) -> Any:
     """Return the eager module inside ``torch.compile`` and data-parallel wrappers."""
     while True:
         if hasattr(model, "_orig_mod"):
-            model = model._orig_mod  # pyright: ignore[reportFunctionMemberAccess]
+            model = model._orig_mod
         elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             model = model.module
         elif hasattr(model, "_torchdynamo_orig_callable"):
-            model = model._torchdynamo_orig_callable  # pyright: ignore
+            model = model._torchdynamo_orig_callable
         else:
             return model
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from normalign.geometry.alignment import safe_ratio
 from normalign.geometry.exact import offset_and_centroid, summing_dtype
-from normalign.geometry.linearize import Linearization
+from normalign.geometry.linearize import Compressed, Linearization
 from normalign.geometry.margin import nearest_boundary
 
 __all__ = ["MatrixFreeOptions", "matrix_free_measures"]
@@ -60,45 +60,60 @@ class KrylovSpace:
 
     Attributes
     ----------
-    basis : Tensor of shape (n, k, m)
+    basis : Tensor of shape (n, p, m)
+        In the coordinates of the compressed outputs.
     image : Tensor of shape (n, m, d)
     energy : Tensor of shape (n,)
         The leading Ritz value of ``J J^T``, an estimate of ``s_1^2`` from below.
     weights : Tensor of shape (n, m)
         Its vector, in the basis.
     tilt : Tensor of shape (n,)
-        Bound on the sine of the angle to the true leading vector.
+        Bound on the sine of the angle to the true leading vector, from the time of the
+        last :meth:`settle`.
+    can_grow : bool
+        Whether there is room and anything left to add, likewise.
     """
 
-    def __init__(self, linear: Linearization, start: Tensor, max_rank: int) -> None:
+    def __init__(self, linear: Compressed, start: Tensor, max_rank: int) -> None:
         self._linear, self._fresh = linear, _orthonormal(start)
+        self._pulled: Tensor | None = None
+        self.can_grow = True
         self._room = min(max_rank, linear.shape[1])
         # Products carry the rounding of the model's own precision.
-        self._noise = 1e3 * torch.finfo(linear.output.dtype).eps
+        self._noise = 1e3 * linear.eps
         self.basis = start[..., :0]
         self.image = start.new_zeros(len(start), 0, linear.shape[2])
-        self.can_grow = True
         self.grow()
 
     def grow(self) -> None:
-        """Add one block: a pull-back and a push-forward for each of its vectors."""
-        fresh, linear = self._fresh, self._linear
+        """Add a block to the space, a pull-back for each of its vectors."""
+        self.settle()
+        fresh = self._fresh
         self.basis = torch.cat([self.basis, fresh], 2)
-        pulled = linear.pull(fresh.permute(2, 0, 1)).to(fresh)
-        self.image = torch.cat([self.image, pulled.transpose(0, 1)], 1)
-        values, vectors = torch.linalg.eigh(self.image @ self.image.mT)
-        returned = linear.push(pulled).to(fresh).permute(1, 2, 0)
+        self._pulled = self._linear.pull(fresh.permute(2, 0, 1)).to(fresh)
+        self.image = torch.cat([self.image, self._pulled.transpose(0, 1)], 1)
+        self._values, self._vectors = torch.linalg.eigh(self.image @ self.image.mT)
+        self.energy = self._values[:, -1].clamp_min(0)
+        self.weights = self._vectors[..., -1]
+
+    def settle(self) -> None:
+        """Push the last block forward: what it says of the error, and the next block.
+
+        Kept apart from :meth:`grow`, for the last block of all need not be pushed.
+        """
+        if self._pulled is None:
+            return
+        returned = self._linear.push(self._pulled).to(self.basis).permute(1, 2, 0)
         returned = self.off(self.off(returned))  # once is not enough in floating point
-        self.energy, self.weights = values[:, -1].clamp_min(0), vectors[..., -1]
-        self.tilt = self._bound(returned, values, vectors)
+        self.tilt = self._bound(returned, self._values, self._vectors)
         news = returned.flatten(1).norm(dim=1)
         room = self._room - self.basis.shape[2]
         self.can_grow = room > 0 and bool((news > self._noise * self.energy).any())
-        if self.can_grow:
-            self._fresh = _orthonormal(returned, self.basis)[..., :room]
+        self._fresh = _orthonormal(returned, self.basis)[..., : max(room, 0)]
+        self._pulled = None
 
     def off(self, block: Tensor) -> Tensor:
-        """Return the part of each block (n, k, b) orthogonal to the basis."""
+        """Return the part of each block (n, p, b) orthogonal to the basis."""
         return block - self.basis @ (self.basis.mT @ block)
 
     def _bound(self, returned: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
@@ -136,8 +151,9 @@ def matrix_free_measures(
     jx = linear.push(linear.input.unsqueeze(0))[0].to(x)
     ones = torch.ones_like(linear.output).unsqueeze(0)
     centroid = linear.pull(ones)[0].to(x)
-    space = leading_space(linear, jx, options, generator)
-    total, total_error = squared_norm(linear, space, options, generator, range_basis)
+    short = Compressed(linear, range_basis)
+    space = leading_space(short, short.coordinates(jx), options, generator)
+    total, total_error = squared_norm(short, space, options, generator)
     energy, tilt = space.energy, space.tilt
     right = torch.einsum("nm,nmd->nd", space.weights, space.image)
     norm, length = total.sqrt(), x.norm(dim=-1)
@@ -160,47 +176,51 @@ def matrix_free_measures(
         "alignment_ratio": ratio * relative,
     }
     if y is not None:
-        distance, slack = nearest_candidate(linear, space, output, y, options)
+        seen = space.image @ space.image.mT
+        looks = row_distances(short.outputs(space.basis), seen, y)
+        distance, slack = nearest_candidate(
+            linear, looks, energy, output, y, candidates=options.candidates
+        )
         measures["local_robustness"], errors["local_robustness"] = distance, slack
     return measures, errors
 
 
 def leading_space(
-    linear: Linearization,
+    linear: Compressed,
     jx: Tensor,
     options: MatrixFreeOptions,
     generator: torch.Generator,
 ) -> KrylovSpace:
     """Return a Krylov space in which the leading pair has converged, if it can."""
-    n, k, d = linear.shape
-    start = _gaussian((n, k, min(options.block, k, d)), generator, jx)
+    n, p, d = linear.shape
+    start = _gaussian((n, p, min(options.block, p, d)), generator, jx)
     start[:, :, 0] = jx  # at a normal-aligned sample this is the vector looked for
     space = KrylovSpace(linear, start, options.max_rank)
+    space.settle()
     while space.can_grow and bool((space.tilt > options.rtol).any()):
         space.grow()
+        space.settle()
     return space
 
 
 def squared_norm(
-    linear: Linearization,
+    linear: Compressed,
     space: KrylovSpace,
     options: MatrixFreeOptions,
     generator: torch.Generator,
-    range_basis: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return ``|J|_F^2`` of each sample and the standard error of the estimate.
 
     Grows the space where that pays.
     """
-    n, k, _ = linear.shape
-    block, spent, lacked = options.block, 0, float("inf")
-    exact_passes = k if range_basis is None else range_basis.shape[1]
-    probes = space.basis.new_zeros(n, k, 0)
+    n, p, _ = linear.shape
+    block, spent, lacked = options.block, 0, [float("inf")] * 2
+    probes = space.basis.new_zeros(n, p, 0)
     pulled = space.image.new_zeros(n, 0, space.image.shape[2])
     growing = True
-    while space.basis.shape[2] < k:
+    while space.basis.shape[2] < p:
         if not growing or not spent:
-            more = _gaussian((n, k, block), generator, probes)
+            more = _gaussian((n, p, block), generator, probes)
             image = linear.pull(more.permute(2, 0, 1)).to(probes).transpose(0, 1)
             probes = torch.cat([probes, more], 2)
             pulled = torch.cat([pulled, image], 1)
@@ -208,17 +228,23 @@ def squared_norm(
         draws = _energy_off(space, probes, pulled)
         total = space.image.square().sum((1, 2)) + draws.mean(1)
         error = draws.std(1) / draws.shape[1] ** 0.5
-        wanted = options.rtol * total / 2
+        # Two standard errors, and a margin for how little few draws know of them.
+        wanted = options.rtol * total / 2 / (1 + draws.shape[1] ** -0.5)
         if bool((error <= wanted).all()):
             return total, error
         # The probes that this error still lacks; a larger space would lower it too.
         lacking = float((safe_ratio(error, wanted).square().max() - 1) * draws.shape[1])
-        growing = growing and space.can_grow and 2 * block < lacking < 0.9 * lacked
+        pays = 2 * block < lacking < 0.8 * lacked[-2]
+        growing = growing and space.can_grow and pays
+        if growing:
+            space.settle()
+            growing = space.can_grow
         if growing:
             space.grow()
-            spent, lacked = spent + 2 * block, lacking
-        elif lacking > exact_passes and exact_passes <= options.max_passes:
-            return _exact_square(linear, block, range_basis), 0 * total
+            spent += 2 * block
+            lacked.append(lacking)
+        elif lacking > p and p <= options.max_passes:
+            return _exact_square(linear, block), 0 * total
         elif spent >= options.max_passes:
             return total, error
     inside = space.image.square().sum((1, 2))
@@ -226,64 +252,72 @@ def squared_norm(
 
 
 def _energy_off(space: KrylovSpace, probes: Tensor, pulled: Tensor) -> Tensor:
-    """Return ``|J^T (I - Q Q^T) w|^2`` of each probe, (n, m), from ``J^T w``."""
-    inside = (space.basis.mT @ probes).mT  # (n, m, r) coordinates in the space
-    return (pulled - inside @ space.image).square().sum(2)
+    """Return ``|J^T w|^2`` of each probe, (n, m), with w on a sphere off the space.
+
+    Of a probe only the direction off the space counts; on a sphere of squared radius
+    equal to its dimension, the random length of a Gaussian adds no variance.
+    """
+    inside = space.basis.mT @ probes  # (n, r, m) coordinates in the space
+    dimension = space.basis.shape[1] - space.basis.shape[2]
+    length = probes.square().sum(1) - inside.square().sum(1)
+    energy = (pulled - inside.mT @ space.image).square().sum(2)
+    return energy * dimension / length
 
 
-def _exact_square(
-    linear: Linearization, block: int, range_basis: Tensor | None
-) -> Tensor:
+def _exact_square(linear: Compressed, block: int) -> Tensor:
     """Return ``|J|_F^2`` from a pull-back for each output direction, keeping none."""
-    n, k, _ = linear.shape
-    if range_basis is None:
-        range_basis = torch.eye(k, device=linear.output.device)
-    dtype = summing_dtype(linear.input.device)
-    total = linear.input.new_zeros(n, dtype=dtype)
-    for directions in range_basis.mT.split(block):
-        picks = directions.unsqueeze(1).expand(-1, n, -1)
-        total = total + linear.pull(picks).to(dtype).square().sum((0, 2))
+    n, p, _ = linear.shape
+    total: Tensor | float = 0.0
+    for directions in torch.eye(p).split(block):
+        rows = linear.pull(directions.unsqueeze(1).expand(-1, n, -1))
+        total = total + rows.to(summing_dtype(rows.device)).square().sum((0, 2))
+    assert isinstance(total, Tensor)
     return total
+
+
+def row_distances(coordinates: Tensor, gram: Tensor, y: Tensor) -> Tensor:
+    """Return ``|R_y - R_c|`` of rows with these coordinates (n, k, m) and Gram matrix.
+
+    With the Krylov space's own they approximate ``|J_y - J_c|``, from below.
+    """
+    mapped = coordinates @ gram
+    squares = (mapped * coordinates).sum(-1)
+    own = coordinates.take_along_dim(y[:, None, None], 1)
+    cross = (mapped * own).sum(-1)
+    gap = squares + squares.take_along_dim(y[:, None], 1) - 2 * cross
+    return gap.clamp_min(0).sqrt()
 
 
 def nearest_candidate(
     linear: Linearization,
-    space: KrylovSpace,
+    row_distance: Tensor,
+    energy: Tensor,
     output: Tensor,
     y: Tensor,
-    options: MatrixFreeOptions,
+    *,
+    candidates: int,
 ) -> tuple[Tensor, Tensor]:
     """Return the distance to the nearest boundary, and how much too large it may be.
 
-    The classes that look nearest by the Krylov space's picture of ``|J_y - J_c|`` get
-    their exact distance from one pull-back each; the nearest of these is the value. No
-    other class can be nearer than its margin over ``sqrt(2) s_1``.
+    The classes that look nearest by approximate row distances, (n, k), get their exact
+    one from one pull-back each; the nearest of these is the value. No other class can
+    be nearer than its margin over ``sqrt(2) s_1``.
     """
     n, k, _ = linear.shape
     if k == 1:
         return torch.full_like(output[:, 0], torch.inf), torch.zeros_like(output[:, 0])
     own = output.take_along_dim(y[:, None], 1)
     margin = own - output
-    coordinates = torch.einsum("nkm,nmd->nkd", space.basis, space.image)
-    picture = (coordinates.take_along_dim(y[:, None, None], 1) - coordinates).norm(
-        dim=-1
-    )
-    reach = (2 * space.energy.unsqueeze(1)).sqrt()
-    looks = margin / torch.where(picture > 0, picture, reach.clamp_min(1e-300))
+    reach = (2 * energy.unsqueeze(1)).sqrt()
+    moving = row_distance > 0
+    looks = margin / torch.where(moving, row_distance, reach.clamp_min(1e-300))
     looks = looks.scatter(1, y[:, None], torch.inf)
-    chosen = looks.topk(min(options.candidates, k - 1), largest=False).indices
-    exact = torch.full_like(output, -1.0)
-    for column in range(0, chosen.shape[1], options.block):
-        classes = chosen[:, column : column + options.block]
-        picks = torch.zeros(classes.shape[1], n, k, device=output.device)
-        picks.scatter_(2, classes.T.unsqueeze(-1), -1.0)
-        picks = picks.scatter_add(
-            2,
-            y[None, :, None].expand(len(picks), n, 1),
-            torch.ones_like(picks[..., :1]),
-        )
-        distance = linear.pull(picks).to(output).norm(dim=-1)
-        exact = exact.scatter(1, classes, distance.T)
+    chosen = looks.topk(min(candidates, k - 1), largest=False).indices
+    picks = torch.zeros(chosen.shape[1], n, k, device=output.device)
+    picks.scatter_(2, chosen.T.unsqueeze(-1), -1.0)
+    picks[:, torch.arange(n), y] = 1.0
+    distances = linear.pull(picks).to(output).norm(dim=-1).T
+    exact = torch.full_like(output, -1.0).scatter(1, chosen, distances)
     known = exact >= 0
     best = nearest_boundary(
         torch.where(known | (margin == 0), output, -torch.inf), exact.clamp_min(0), y
