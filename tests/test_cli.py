@@ -335,6 +335,20 @@ def test_measure_saves_a_row_per_sample_and_place(files):
     torch.testing.assert_close(ours, truth.effective_rank)
 
 
+def test_measure_starts_tokens_from_the_places_that_are_named(tmp_path, capsys):
+    (tmp_path / "net.py").write_text(
+        "from normalign.nn import Transformer\n"
+        "def build(): return Transformer(11, 5, width=8, n_heads=2, hidden=16)\n"
+    )
+    np.savez(tmp_path / "d.npz", x=np.arange(12).reshape(4, 3) % 11)
+    words = ["measure", "--model", f"{tmp_path / 'net.py'}:build"]
+    words += ["--data", str(tmp_path / "d.npz")]
+    assert main(words) == 2
+    assert "at='embed'" in one_line(capsys)
+    assert main([*words, "--at", "embed", "--at", "blocks"]) == 0
+    assert "blocks" in capsys.readouterr().out
+
+
 def test_measure_without_labels_leaves_robustness_out(files, capsys):
     np.savez(files.folder / "d.npz", x=files.x.numpy())
     assert main(files.words) == 0

@@ -98,7 +98,9 @@ def run(arguments: argparse.Namespace) -> int:
     if x.is_floating_point() or dtype is not None:
         x = x.to(dtype or _real_dtype(model))
     measured = {}
-    for place in (None, *arguments.at):
+    # Tokens have no Jacobian; from the places named with --at there is one.
+    places = [None] if x.is_floating_point() or not arguments.at else []
+    for place in (*places, *arguments.at):
         name = place or _INPUT
         note(f"measuring {len(x)} samples at {name} on {device}")
         measured[name] = _measured(model, x, y, place, arguments, device)

@@ -1,0 +1,131 @@
+"""Results on disk: keyed by what made them, written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import normalign
+from normalign._checks import require
+
+__all__ = [
+    "provenance",
+    "read_tensors",
+    "settings_hash",
+    "write_bytes",
+    "write_json",
+    "write_tensors",
+]
+
+_PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "matplotlib", "mlxtend")
+
+
+def settings_hash(settings: Mapping[str, Any]) -> str:
+    """Return twelve hexadecimal digits that name a setting, whatever its order.
+
+    Examples
+    --------
+    >>> settings_hash({"a": 1, "b": 2}) == settings_hash({"b": 2, "a": 1})
+    True
+    """
+    text = json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def write_bytes(path: Path, content: bytes) -> Path:
+    """Write a file in one step: a reader sees the old one or the new one, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        # mkstemp makes files that only their owner can read
+        Path(name).chmod(0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> Path:
+    """Write a mapping as JSON that any parser reads: no NaN, no infinity."""
+    text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+    return write_bytes(path, f"{text}\n".encode())
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Path:
+    """Write named tensors as a NumPy archive, which holds numbers and nothing else."""
+    buffer = io.BytesIO()
+    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+    np.savez(buffer, allow_pickle=False, **arrays)
+    return write_bytes(path, buffer.getvalue())
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors that :func:`write_tensors` wrote.
+
+    Raises
+    ------
+    ValueError
+        If the file is no such archive.
+    """
+    rule, remedy = "a NumPy archive of arrays", "Remove it; it is made again."
+    with path.open("rb") as file:
+        whole = file.read(2) == b"PK"
+    require(whole, "read_tensors", "path", rule, str(path), remedy)
+    with np.load(path, allow_pickle=False) as archive:
+        return {name: torch.from_numpy(archive[name]) for name in archive.files}
+
+
+def provenance() -> dict[str, Any]:
+    """Return what a number depends on beside its settings: versions and machine."""
+    versions = {"python": platform.python_version(), "normalign": normalign.__version__}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "versions": versions,
+        "commit": _commit(),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _commit() -> str | None:
+    """Return the commit this package is at, or ``None`` if it is in no repository."""
+    source = Path(normalign.__file__)
+
+    def git(*words: str) -> str | None:
+        command = ["git", "-C", str(source.parent), *words]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=True, timeout=10
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip()
+
+    # A package installed inside someone else's repository is not of that repository.
+    if git("ls-files", "--error-unmatch", source.name) is None:
+        return None
+    head = git("rev-parse", "HEAD")
+    if head is None:
+        return None
+    return f"{head}+changes" if git("status", "--porcelain", ".") else head

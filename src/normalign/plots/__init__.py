@@ -1,0 +1,7 @@
+"""Pictures; needs matplotlib, the extra ``normalign[plots]``."""
+
+from normalign.plots.centroids import plot_centroids
+from normalign.plots.curves import plot_curves
+from normalign.plots.partition import plot_partition
+
+__all__ = ["plot_centroids", "plot_curves", "plot_partition"]
