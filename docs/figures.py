@@ -1,0 +1,145 @@
+"""Make every picture and every number of the pages in this folder.
+
+Run ``python docs/figures.py`` from the root of the repository. It trains the two
+networks of the tour (about two minutes on two cores, once: finished runs are kept
+in ``out/``) and then takes about ten seconds. It writes the pictures and
+``docs/images/numbers.json``, and puts the numbers into the pages, between
+``<!--n:name-->`` and ``<!--/n-->``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import torch
+from torch import Tensor
+
+from normalign.data.dataset import Dataset
+from normalign.geometry import Slice, local_geometry, partition
+from normalign.paper.store import provenance, write_bytes, write_json
+from normalign.paper.tour_runs import RUNS, TourRun, TourSettings, digits, trained
+from normalign.plots import plot_centroids, plot_curves, plot_partition
+
+DOCS = Path(__file__).parent
+IMAGES = DOCS / "images"
+NUMBER = re.compile(r"<!--n:([a-z_]+)-->(.*?)<!--/n-->")
+REACH = 0.2
+
+
+def main() -> None:
+    """Train or find the networks, draw, count, and fill in the pages."""
+    start = time.perf_counter()
+    mpl.use("agg")
+    mpl.rcParams.update({"svg.hashsalt": "normalign", "font.size": 9})
+    settings = TourSettings()
+    data = digits(settings)
+    folder = DOCS.parent / "out" / "tour" / "runs"
+    runs = {
+        name: trained(replace(settings, weight=weight), data, folder, name)
+        for name, weight in RUNS.items()
+    }
+    numbers = curves(runs) | centroids(runs["with penalty"], data)
+    numbers |= regions(runs["with penalty"], data)
+    write_json(
+        IMAGES / "numbers.json",
+        {"numbers": numbers, "settings": settings.key(), "about": provenance()},
+    )
+    for page in DOCS.glob("*.md"):
+        fill(page, numbers)
+    print(json.dumps(numbers, indent=1))
+    print(f"{time.perf_counter() - start:.0f} seconds")
+
+
+def fill(page: Path, numbers: dict[str, str]) -> None:
+    """Put the numbers into the places that a page keeps for them."""
+    text = page.read_text()
+    filled = NUMBER.sub(lambda m: f"<!--n:{m[1]}-->{numbers[m[1]]}<!--/n-->", text)
+    if filled != text:
+        write_bytes(page, filled.encode())
+
+
+def save(figure: plt.Figure, name: str, *, dpi: int = 120) -> None:
+    """Write a picture on white ground and close it."""
+    figure.savefig(
+        IMAGES / name,
+        facecolor="white",
+        dpi=dpi,
+        metadata={"Date": None} if name.endswith("svg") else None,
+    )  # no date: the same numbers give the same file
+
+    plt.close(figure)
+
+
+def curves(runs: dict[str, TourRun]) -> dict[str, str]:
+    """Draw accuracy, alignment and rank over training."""
+    panels = {
+        "test_accuracy": "test accuracy",
+        "normal_alignment": "normal alignment",
+        "effective_rank": "effective rank",
+    }
+    columns = {name: run.history.columns for name, run in runs.items()}
+    marks = {name: run.epoch("generalised") for name, run in runs.items()}
+    save(plot_curves(columns, panels, marks=marks), "curves.svg")
+    numbers = {"epochs": f"{runs['baseline'].settings.epochs}"}
+    for name, run in runs.items():
+        prefix, last = name.split()[0].replace("with", "penalty"), run.history.last()
+        for state in ("memorised", "generalised"):
+            epoch = run.epoch(state)
+            numbers[f"{prefix}_{state}"] = "none" if epoch is None else f"{epoch}"
+        numbers[f"{prefix}_test"] = f"{last['test_accuracy']:.1%}"
+        numbers[f"{prefix}_rank"] = f"{last['effective_rank']:.2f}"
+        numbers[f"{prefix}_alignment"] = f"{last['normal_alignment']:.3f}"
+        numbers[f"{prefix}_robustness"] = f"{last['local_robustness']:.2f}"
+    return numbers
+
+
+def centroids(run: TourRun, data: Dataset) -> dict[str, str]:
+    """Draw digits over their centroids, early and late, and average the cosines."""
+    numbers = {}
+    x, y = data.x_train[:200], data.y_train[:200]
+    for state in ("memorised", "end"):
+        network = run.network(state)
+        figure = plt.figure(figsize=(6.4, 1.75), layout="constrained")
+        save(
+            plot_centroids(network, one_of_each(data), n=9, figure=figure),
+            f"centroids-{state}.png",
+        )
+        mean = local_geometry(network, x, y).mean()
+        numbers[f"cosine_{state}"] = f"{mean['centroid_alignment']:.3f}"
+    return numbers
+
+
+def regions(run: TourRun, data: Dataset) -> dict[str, str]:
+    """Draw the regions around a digit, early and late, and count them."""
+    three = one_of_each(data)[:3]
+    plane = Slice.through(*three)
+    x, y = plane.coordinates(three[:1])[0].tolist()
+    bounds = (x - REACH, x + REACH, y - REACH, y + REACH)
+    figure, axes = plt.subplots(1, 2, figsize=(7.2, 3.4), layout="constrained")
+    numbers = {}
+    for axis, state in zip(axes, ("memorised", "end"), strict=True):
+        pieces = partition(run.network(state), plane, bounds=bounds)
+        plot_partition(pieces, color="slope_norm", points=three[:1], ax=axis)
+        for artist in axis.collections:
+            artist.set_rasterized(True)
+        title = "at memorisation" if state == "memorised" else "at the end"
+        axis.set(xticks=[], yticks=[], title=title)
+        numbers[f"regions_{state}"] = f"{len(pieces)}"
+    save(figure, "partition.png", dpi=100)
+    return numbers
+
+
+def one_of_each(data: Dataset) -> Tensor:
+    """Return the first training image of each digit."""
+    places = [int((data.y_train == digit).nonzero()[0]) for digit in range(10)]
+    return data.x_train[torch.tensor(places)]
+
+
+if __name__ == "__main__":
+    main()

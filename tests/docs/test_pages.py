@@ -1,0 +1,91 @@
+"""Every Python block of every page runs, and every number is the measured one."""
+
+import json
+import re
+import runpy
+import signal
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import pytest
+import torch
+
+DOCS = Path(__file__).parents[2] / "docs"
+README = DOCS.parent / "README.md"
+PAGES = [README, *sorted(DOCS.glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SECONDS = 120
+
+
+@pytest.fixture
+def limited(request):
+    """Interrupt a page that takes too long, where the system can."""
+
+    def stop(number, frame):
+        pytest.fail(f"{request.node.name} took more than {SECONDS} seconds")
+
+    if not hasattr(signal, "SIGALRM"):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_the_readme_begins_with_the_two_commands_and_shows_three_short_snippets():
+    text = README.read_text()
+    assert text.index("make run") < text.index("make test") < 500
+    blocks = BLOCK.findall(text)
+    assert len(blocks) == 3
+    assert all(len(block.splitlines()) < 10 for block in blocks)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_of_a_page_lead_somewhere(page):
+    for target in re.findall(r"(?<!!)\[[^\]]+\]\(([^)#]+)\)", page.read_text()):
+        assert "://" in target or (page.parent / target).exists(), target
+
+
+@pytest.mark.usefixtures("limited")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs_in_order(page, tmp_path, monkeypatch):
+    blocks = list(BLOCK.finditer(page.read_text()))
+    if not blocks:
+        pytest.skip("a page without code")
+    monkeypatch.chdir(tmp_path)
+    mpl.use("agg")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    names: dict[str, object] = {"__name__": page.stem}
+    try:
+        for block in blocks:
+            # Empty lines before it, so that an error names the line of the page.
+            above = "\n" * (page.read_text()[: block.start(1)].count("\n"))
+            exec(compile(above + block[1], str(page), "exec"), names)
+    finally:
+        torch.set_num_threads(threads)
+        plt.close("all")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pictures_of_a_page_are_there_and_small(page):
+    for name in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text()):
+        if "://" in name:
+            continue
+        picture = page.parent / name
+        assert picture.is_file(), name
+        assert picture.stat().st_size < 300_000, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_numbers_of_a_page_are_those_that_were_measured(page):
+    figures = runpy.run_path(str(DOCS / "figures.py"))
+    kept = figures["NUMBER"].findall(page.read_text())
+    if not kept:
+        pytest.skip("a page without measured numbers")
+    measured = json.loads((DOCS / "images" / "numbers.json").read_text())["numbers"]
+    for name, shown in kept:
+        assert shown == measured[name], name
