@@ -232,6 +232,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", default=list(CASES))
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--save", type=Path, help="write the JSON to this file too")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     cases = CASES if options.device == "cpu" else ON_CUDA
@@ -256,11 +257,26 @@ def main() -> None:
             line += f"  {record['plain']} {record['ours']}"
         print(line, flush=True)
     cuda = options.device == "cuda"
-    where = torch.cuda.get_device_name() if cuda else platform.processor() or "cpu"
-    print(json.dumps({
+    where = torch.cuda.get_device_name() if cuda else platform.machine()
+    result = {
         "benchmark": "geometry", "device": where, "threads": torch.get_num_threads(),
-        "cores": os.cpu_count(), "torch": torch.__version__, "records": records,
-    }))  # fmt: skip
+        "cores": os.cpu_count(), "torch": torch.__version__,
+        "python": platform.python_version(), "commit": commit(), "records": records,
+    }  # fmt: skip
+    if options.save:
+        options.save.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result))
+
+
+def commit() -> str | None:
+    """The commit that was measured, marked if the tree had changed since."""
+    folder = Path(__file__).parent
+    try:
+        command = ["git", "describe", "--always", "--abbrev=40", "--dirty"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() or None
 
 
 if __name__ == "__main__":
