@@ -73,7 +73,7 @@ def test_the_estimate_of_the_norm_is_unbiased():
         linear = Compressed(Linearization(LocalMap(model).on(x)), None)
         jx = linear.push(x.unsqueeze(0))[0]
         space = leading_space(linear, jx, options, generator)
-        total, error = squared_norm(linear, space, options, generator)
+        total, error = squared_norm(linear, space, options, generator)  # not None
     z = (total - s.square().sum()) / error
     # the mean of 200 standard normal values has standard deviation 0.07
     assert abs(float(z.mean())) < 0.35

@@ -134,6 +134,7 @@ def matrix_free_measures(
     *,
     options: MatrixFreeOptions,
     generator: torch.Generator,
+    vectors: int,
     range_basis: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the measures of each sample, and error estimates of the estimated ones.
@@ -142,6 +143,8 @@ def matrix_free_measures(
     ----------
     generator : torch.Generator
         Source of the starting block and of the probes, on the CPU.
+    vectors : int
+        Pull-backs in one pass, where all outputs are summed after all.
     range_basis : Tensor of shape (k, p), optional
         Orthonormal columns whose span holds the range of every Jacobian.
     """
@@ -153,7 +156,11 @@ def matrix_free_measures(
     centroid = linear.pull(ones)[0].to(x)
     short = Compressed(linear, range_basis)
     space = leading_space(short, short.coordinates(jx), options, generator)
-    total, total_error = squared_norm(short, space, options, generator)
+    estimate = squared_norm(short, space, options, generator)
+    if estimate is None:
+        total, total_error = summed_square(short, vectors), 0 * space.energy
+    else:
+        total, total_error = estimate
     energy, tilt = space.energy, space.tilt
     right = torch.einsum("nm,nmd->nd", space.weights, space.image)
     norm, length = total.sqrt(), x.norm(dim=-1)
@@ -208,23 +215,25 @@ def squared_norm(
     space: KrylovSpace,
     options: MatrixFreeOptions,
     generator: torch.Generator,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor] | None:
     """Return ``|J|_F^2`` of each sample and the standard error of the estimate.
 
-    Grows the space where that pays.
+    Grows the space where that pays. None if a pass for each output is cheaper.
     """
     n, p, _ = linear.shape
     block, spent, lacked = options.block, 0, [float("inf")] * 2
+    lacking = float("inf")
     probes = space.basis.new_zeros(n, p, 0)
     pulled = space.image.new_zeros(n, 0, space.image.shape[2])
     growing = True
     while space.basis.shape[2] < p:
         if not growing or not spent:
-            more = _gaussian((n, p, block), generator, probes)
+            count = block if lacking > block else max(2, int(lacking) + 1)
+            more = _gaussian((n, p, count), generator, probes)
             image = linear.pull(more.permute(2, 0, 1)).to(probes).transpose(0, 1)
             probes = torch.cat([probes, more], 2)
             pulled = torch.cat([pulled, image], 1)
-            spent += block
+            spent += count
         draws = _energy_off(space, probes, pulled)
         total = space.image.square().sum((1, 2)) + draws.mean(1)
         error = draws.std(1) / draws.shape[1] ** 0.5
@@ -244,7 +253,7 @@ def squared_norm(
             spent += 2 * block
             lacked.append(lacking)
         elif lacking > p and p <= options.max_passes:
-            return _exact_square(linear, block), 0 * total
+            return None
         elif spent >= options.max_passes:
             return total, error
     inside = space.image.square().sum((1, 2))
@@ -264,11 +273,11 @@ def _energy_off(space: KrylovSpace, probes: Tensor, pulled: Tensor) -> Tensor:
     return energy * dimension / length
 
 
-def _exact_square(linear: Compressed, block: int) -> Tensor:
+def summed_square(linear: Compressed, vectors: int) -> Tensor:
     """Return ``|J|_F^2`` from a pull-back for each output direction, keeping none."""
     n, p, _ = linear.shape
     total: Tensor | float = 0.0
-    for directions in torch.eye(p).split(block):
+    for directions in torch.eye(p).split(vectors):
         rows = linear.pull(directions.unsqueeze(1).expand(-1, n, -1))
         total = total + rows.to(summing_dtype(rows.device)).square().sum((0, 2))
     assert isinstance(total, Tensor)

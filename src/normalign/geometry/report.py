@@ -183,7 +183,7 @@ def local_geometry(
         x,
         chunk_size=chunk_size,
         memory_budget=memory_budget,
-        n_vectors=min(passes, 64) if exact else min(options.block, k),
+        n_vectors=min(passes, 64),
         kept_per_sample=_kept_bytes(passes, k, d, element_size, exact, options),
     )
     generator = torch.Generator().manual_seed(0)
@@ -206,6 +206,7 @@ def local_geometry(
                         labels,
                         options=options,
                         generator=generator,
+                        vectors=max(plan.vectors, options.block),
                         range_basis=basis,
                     )
                 )
