@@ -89,3 +89,12 @@ def test_numbers_of_a_page_are_those_that_were_measured(page):
     measured = json.loads((DOCS / "images" / "numbers.json").read_text())["numbers"]
     for name, shown in kept:
         assert shown == measured[name], name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_tables_of_a_page_are_those_that_were_saved(page):
+    tables = runpy.run_path(str(DOCS / "tables.py"))
+    text = page.read_text()
+    if not tables["TABLE"].search(text):
+        pytest.skip("a page without saved tables")
+    assert tables["filled"](text) == text

@@ -116,7 +116,9 @@ def _introduction(settings: TourSettings, about: Mapping[str, Any]) -> str:
     )
     second = (
         f"The second run adds {weight:g} times the mean over the batch of the squared "
-        "norm of Jacobian and offset, estimated with one random probe for each sample."
+        "norm of Jacobian and offset, estimated with one random probe for each sample. "
+        "One seed; loss, weight and length were chosen so that the effect shows within "
+        "minutes: an illustration, not a comparison of tuned methods."
     )
     return _paragraph(first) + _paragraph(second)
 
