@@ -564,8 +564,8 @@ def test_infinite_values_are_null_in_the_json(files):
 def test_tour_prints_the_table_and_the_reports_path(monkeypatch, capsys, tmp_path):
     calls = []
 
-    def run_tour(*, out, seed, epochs):
-        calls.append((out, seed, epochs))
+    def run_tour(*, out, seed, epochs, command):
+        calls.append((out, seed, epochs, command))
         return types.SimpleNamespace(table="a | b", report=out / "index.html")
 
     fake = types.ModuleType("normalign.paper.tour")
@@ -573,7 +573,8 @@ def test_tour_prints_the_table_and_the_reports_path(monkeypatch, capsys, tmp_pat
     monkeypatch.setitem(sys.modules, "normalign.paper.tour", fake)
     monkeypatch.setitem(sys.modules, "normalign.paper", types.ModuleType("paper"))
     assert main(["tour", "--out", str(tmp_path), "--seed", "3", "--epochs", "2"]) == 0
-    assert calls == [(tmp_path, 3, 2)]
+    command = f"normalign tour --out {tmp_path} --seed 3 --epochs 2"
+    assert calls == [(tmp_path, 3, 2, command)]
     assert capsys.readouterr().out == f"a | b\nreport: {tmp_path / 'index.html'}\n"
 
 

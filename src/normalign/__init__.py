@@ -41,7 +41,33 @@ _HOMES = {
     "plot_partition": "plots",
 }
 
-__all__ = sorted([*_FOLDERS, *_HOMES, "__version__"])
+__all__ = [
+    "At",
+    "LocalAffine",
+    "LocalGeometry",
+    "PowerDiagram",
+    "__version__",
+    "alignment_ratio",
+    "centroid_alignment",
+    "data",
+    "effective_rank",
+    "estimators",
+    "geometry",
+    "local_affine",
+    "local_geometry",
+    "local_robustness",
+    "nn",
+    "normal_alignment",
+    "paper",
+    "participation_rank",
+    "plot_centroids",
+    "plot_partition",
+    "plots",
+    "power_diagram",
+    "regularizers",
+    "theory",
+    "training",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     )  # fmt: skip
     from normalign.paper.tour import run_tour
 
-    result = run_tour(out=out, seed=arguments.seed, epochs=epochs)
+    words = ["normalign tour", f"--out {shlex.quote(str(out))}"]
+    words += [f"--seed {arguments.seed}", f"--epochs {epochs}" if epochs else ""]
+    result = run_tour(
+        out=out, seed=arguments.seed, epochs=epochs, command=" ".join(words).strip()
+    )
     say(result.table)
     say(f"report: {result.report}")
     return 0

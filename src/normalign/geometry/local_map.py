@@ -265,7 +265,9 @@ def has_recurrence(model: Model) -> bool:
     return any(isinstance(m, nn.RNNBase) for _, m in named_modules(model))
 
 
-def refuse_mixing(model: Model, callee: str) -> None:
+def refuse_mixing(
+    model: Model, callee: str, remedy: str = "Call model.eval() first."
+) -> None:
     """Refuse layers that take statistics over the batch: they mix the samples."""
     for name, module in named_modules(model):
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -276,7 +278,7 @@ def refuse_mixing(model: Model, callee: str) -> None:
                 "model",
                 "in evaluation mode, so that samples do not mix",
                 f"{label} in training mode",
-                "Call model.eval() first.",
+                remedy,
             )
             require(
                 module.running_mean is not None,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor
 
 from normalign._checks import require, require_kind
+from normalign.geometry.local_map import attention_with_derivatives, refuse_mixing
 
 __all__ = ["augmented_norm"]
 
@@ -68,15 +67,15 @@ def augmented_norm(
 
     Examples
     --------
-    >>> model = nn.Linear(3, 1)
-    >>> _ = nn.init.constant_(model.weight, 0.0), nn.init.constant_(model.bias, 0.0)
+    >>> model = torch.nn.Linear(3, 1)
+    >>> _ = [torch.nn.init.zeros_(p) for p in model.parameters()]
     >>> augmented_norm(model, torch.ones(2, 3))[1]  # J = 0 and b = 0
     tensor([0., 0.], grad_fn=<...>)
     """
     _check_arguments(model, x, n_probes)
     own = None if x.requires_grad else x.detach().requires_grad_()
     point = x if own is None else own
-    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
+    with attention_with_derivatives():
         output = model(point)
     _check_output(output, x)
 
@@ -150,17 +149,11 @@ def _check_arguments(
         torch.is_grad_enabled(), callee, "the call", "made with gradients enabled",
         "a call under torch.no_grad()", remedy,
     )  # fmt: skip
-    if isinstance(model, nn.Module):
-        for name, module in model.named_modules():
-            coupled = isinstance(module, _BatchNorm) and (
-                module.training or module.running_mean is None
-            )
-            require(
-                not coupled, callee, "model", "a function of each sample on its own",
-                f"batch normalisation with batch statistics at {name or 'the top'!r}",
-                "Put those layers into eval() while you train the rest, or use a "
-                "normalisation within the sample, such as torch.nn.GroupNorm.",
-            )  # fmt: skip
+    refuse_mixing(
+        model, callee,
+        "Put those layers into eval() while you train the rest, or use a "
+        "normalisation within the sample, such as torch.nn.GroupNorm.",
+    )  # fmt: skip
 
 
 def _check_output(output: Tensor, x: Tensor) -> None:
