@@ -11,7 +11,8 @@
 `matrix_free.py`          ... from products with J and J^T, for many outputs
 `partition/`              `partition`: the tiles of a 2-D slice, exactly
 `ntk.py`                  `ntk`: the empirical neural tangent kernel
-`local_map.py`            which map is measured: `At`, wrapped and compiled models
+`local_map.py`            which map is measured: `At`, the output
+`quirks.py`               what is peculiar about models: compiled, BatchNorm, attention
 `linearize.py`            products with J and J^T
 `output_range.py`         the outputs that a model can move at all
 `chunks.py`               how many samples at a time

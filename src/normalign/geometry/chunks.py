@@ -14,11 +14,8 @@ import torch
 from torch import Tensor
 
 from normalign._checks import require
-from normalign.geometry.local_map import (
-    LocalMap,
-    attention_with_derivatives,
-    frozen_randomness,
-)
+from normalign.geometry.local_map import LocalMap
+from normalign.geometry.quirks import attention_with_derivatives, frozen_randomness
 
 __all__ = ["ChunkPlan", "default_budget", "plan_chunks"]
 

@@ -11,12 +11,8 @@ from torch import Tensor
 from normalign._checks import require, require_kind
 from normalign.geometry.chunks import ChunkSize, plan_chunks
 from normalign.geometry.linearize import Linearization
-from normalign.geometry.local_map import (
-    At,
-    LocalMap,
-    attention_with_derivatives,
-    frozen_randomness,
-)
+from normalign.geometry.local_map import At, LocalMap
+from normalign.geometry.quirks import attention_with_derivatives, frozen_randomness
 
 __all__ = ["LocalAffine", "columns", "local_affine", "rows"]
 

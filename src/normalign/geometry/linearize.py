@@ -14,11 +14,8 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
-from normalign.geometry.local_map import (
-    PointMap,
-    attention_with_derivatives,
-    frozen_randomness,
-)
+from normalign.geometry.local_map import PointMap
+from normalign.geometry.quirks import attention_with_derivatives, frozen_randomness
 
 __all__ = ["Compressed", "Linearization"]
 
@@ -51,7 +48,7 @@ class Linearization:
         with attention_with_derivatives(), frozen_randomness():
             try:
                 self.output, pullback, *_ = vjp(self._function, self._point)
-                self._push_one: Product = self._forward
+                self._push_one: Product = self._forward_mode
                 # A graph of the derivative itself is wanted only if something upstream
                 # is being trained; it doubles the memory.
                 create_graph = self.output.requires_grad
@@ -85,11 +82,12 @@ class Linearization:
                 return self._block(self._push_one, tangents)
 
     def _block(self, product: Product, vectors: Tensor) -> Tensor:
-        if self._vmappable and len(vectors) > 1:
+        together = self._vmappable and product != self._double_backward
+        if together and len(vectors) > 1:
             return vmap(product, randomness="same")(vectors)
         return torch.stack([product(v) for v in vectors])
 
-    def _forward(self, tangent: Tensor) -> Tensor:
+    def _forward_mode(self, tangent: Tensor) -> Tensor:
         with frozen_randomness():
             return jvp(self._function, (self._point,), (tangent,))[1]
 

@@ -12,7 +12,7 @@ from torch.func import functional_call, jacrev, jvp, vjp, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from normalign._checks import require, require_kind
-from normalign.geometry.local_map import (
+from normalign.geometry.quirks import (
     attention_with_derivatives,
     has_recurrence,
     refuse_mixing,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from normalign.geometry.linearize import Linearization
-from normalign.geometry.local_map import (
-    LocalMap,
+from normalign.geometry.local_map import LocalMap
+from normalign.geometry.quirks import (
     attention_with_derivatives,
     frozen_randomness,
     named_modules,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from normalign._checks import require, require_kind
-from normalign.geometry.local_map import attention_with_derivatives, refuse_mixing
+from normalign.geometry.quirks import attention_with_derivatives, refuse_mixing
 
 __all__ = ["augmented_norm"]
 

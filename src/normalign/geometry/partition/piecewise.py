@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from normalign._checks import complaint, require, require_kind
-from normalign.geometry.local_map import unwrapped
 from normalign.geometry.partition.steps import (
     Affine,
     Kinked,
@@ -21,6 +20,7 @@ from normalign.geometry.partition.steps import (
     Step,
 )
 from normalign.geometry.partition.tracing import Constant, Operation, operations
+from normalign.geometry.quirks import unwrapped
 
 __all__ = ["Residual", "piecewise_affine"]
 

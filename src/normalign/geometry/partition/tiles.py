@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from normalign._checks import require, require_kind
-from normalign.geometry.local_map import unwrapped
 from normalign.geometry.partition.cuts import upper_envelopes
 from normalign.geometry.partition.piecewise import piecewise_affine
 from normalign.geometry.partition.polygons import Polygons, locator
@@ -23,6 +22,7 @@ from normalign.geometry.partition.subdivision import (
     Subdivision,
     on_vertices,
 )
+from normalign.geometry.quirks import unwrapped
 
 __all__ = [
     "ClassCells",

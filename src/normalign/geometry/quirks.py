@@ -1,0 +1,120 @@
+"""What is peculiar about real models, settled once for everything that differentiates.
+
+Wrappers and compiled pieces, attention kernels without higher derivatives, layers that
+mix the samples of a batch, layers that draw random numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from normalign._checks import require
+
+__all__ = [
+    "Model",
+    "attention_with_derivatives",
+    "frozen_randomness",
+    "has_recurrence",
+    "named_modules",
+    "refuse_mixing",
+    "unwrapped",
+    "warn_of_dropout",
+]
+
+Model = Callable[..., Any]
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the eager module inside ``torch.compile`` and data-parallel wrappers."""
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif hasattr(model, "_torchdynamo_orig_callable"):
+            model = model._torchdynamo_orig_callable
+        else:
+            return model
+
+
+def named_modules(model: Model) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the named submodules of a module, and nothing for another callable."""
+    if isinstance(model, nn.Module):
+        yield from model.named_modules()
+
+
+def has_recurrence(model: Model) -> bool:
+    """Whether a model holds RNN, LSTM or GRU layers, which vmap cannot batch."""
+    return any(isinstance(m, nn.RNNBase) for _, m in named_modules(model))
+
+
+def refuse_mixing(
+    model: Model, callee: str, remedy: str = "Call model.eval() first."
+) -> None:
+    """Refuse layers that take statistics over the batch: they mix the samples."""
+    for name, module in named_modules(model):
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            label = f"{type(module).__name__} {name!r}"
+            require(
+                not module.training,
+                callee,
+                "model",
+                "in evaluation mode, so that samples do not mix",
+                f"{label} in training mode",
+                remedy,
+            )
+            require(
+                module.running_mean is not None,
+                callee,
+                "model",
+                "a function of each sample alone",
+                f"{label} without running statistics",
+                "Build it with track_running_stats=True, or use GroupNorm.",
+            )
+
+
+def warn_of_dropout(model: Model, callee: str) -> bool:
+    """Warn that active dropout makes the network a random one; return whether."""
+    for name, module in named_modules(model):
+        dropout = isinstance(module, nn.modules.dropout._DropoutNd)
+        if dropout and module.training and module.p > 0:
+            warnings.warn(
+                f"{callee}: {type(module).__name__} {name!r} is in training mode: what "
+                "is measured is one random sub-network for each chunk of samples. "
+                "Call model.eval() to measure the whole network.",
+                stacklevel=5,
+            )
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def attention_with_derivatives() -> Iterator[None]:
+    """Use attention kernels that have first and second, reverse and forward rules.
+
+    The fused CPU and CUDA kernels have no double backward and no forward mode, and the
+    fast path of ``nn.TransformerEncoderLayer`` has no derivative at all. Compiled
+    pieces inside the model run eagerly, for the same reason.
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextlib.contextmanager
+def frozen_randomness() -> Iterator[None]:
+    """Restore the random state on leaving: every pass inside draws the same masks."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        yield

@@ -1,0 +1,103 @@
+"""Which map is measured: a place inside a model, one of its outputs."""
+
+import pytest
+import torch
+from torch import nn
+
+from normalign import At, local_affine
+from tests.cases import TokenModel
+from tests.oracles import jacobian_by_loop
+
+
+def test_a_layer_that_works_in_place_does_not_touch_the_input():
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 2)).double()
+    x = torch.randn(5, 4, dtype=torch.float64)
+    before = x.clone()
+    local_affine(model, x)
+    assert torch.equal(x, before)
+
+
+def test_output_picks_the_tensor():
+    model = lambda z: {"logits": z[:, :2], "other": z}  # noqa: E731
+    x = torch.randn(3, 4)
+    with pytest.raises(TypeError, match="one tensor, got a dict"):
+        local_affine(model, x)
+    picked = local_affine(model, x, output=lambda out: out["logits"])
+    assert picked.jacobian.shape == (3, 2, 4)
+
+
+class TestPlacesInsideAModel:
+    def setup_method(self):
+        torch.manual_seed(0)
+        self.model = TokenModel().double()
+        self.tokens = torch.randint(0, 7, (3, 4))
+
+    def rest(self, hidden):
+        model = self.model
+        return model.attention(model.twice(torch.tanh(model.twice(hidden))))
+
+    def test_tokens_are_refused_with_the_name_of_their_embedding(self):
+        with pytest.raises(TypeError, match="at='embed'"):
+            local_affine(self.model, self.tokens)
+
+    def test_an_embedding_stands_for_its_output(self):
+        embedded = self.model.embed(self.tokens).detach()
+        found = local_affine(self.model, self.tokens, at="embed")
+        torch.testing.assert_close(
+            found.jacobian, jacobian_by_loop(self.rest, embedded)
+        )
+
+    @pytest.mark.parametrize("token", [0, 2, -1])
+    def test_one_token(self, token):
+        embedded = self.model.embed(self.tokens).detach()
+        whole = jacobian_by_loop(self.rest, embedded).unflatten(2, (4, 8))
+        found = local_affine(self.model, self.tokens, at=At("embed", token=token))
+        torch.testing.assert_close(found.jacobian, whole[:, :, token])
+        torch.testing.assert_close(found.input, embedded[:, token])
+
+    def test_a_layer_that_runs_twice_needs_its_call(self):
+        with pytest.raises(ValueError, match=r"ran 2 times.*call=0"):
+            local_affine(self.model, self.tokens, at="twice")
+        hidden = torch.tanh(self.model.twice(self.model.embed(self.tokens))).detach()
+        found = local_affine(self.model, self.tokens, at=At("twice", call=1))
+        expected = jacobian_by_loop(
+            lambda h: self.model.attention(self.model.twice(h)), hidden
+        )
+        torch.testing.assert_close(found.jacobian, expected)
+
+    def test_unknown_names_and_calls(self):
+        with pytest.raises(ValueError, match=r"name of a submodule.*attention"):
+            local_affine(self.model, self.tokens, at="atention")
+        with pytest.raises(ValueError, match=r"at.call must be between -2 and 1"):
+            local_affine(self.model, self.tokens, at=At("twice", call=2))
+        with pytest.raises(ValueError, match=r"at.token must be a position"):
+            local_affine(self.model, self.tokens, at=At("embed", token=4))
+        with pytest.raises(TypeError, match=r"nn.Module when at="):
+            local_affine(lambda t: self.model(t), self.tokens, at="embed")
+
+    def test_a_layer_that_does_not_run(self):
+        self.model.spare = nn.Linear(2, 2)
+        with pytest.raises(ValueError, match="'spare', which did not run"):
+            local_affine(self.model, self.tokens, at="spare")
+
+    def test_a_layer_that_takes_two_tensors(self):
+        class Sum(nn.Module):
+            def forward(self, a, b):
+                return a + 2 * b
+
+        class Two(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.sum = Sum()
+
+            def forward(self, x):
+                return self.sum(x, b=x.square())
+
+        x = torch.randn(2, 3)
+        with pytest.raises(ValueError, match=r"takes 2.*argument=0"):
+            local_affine(Two(), x, at="sum")
+        first = local_affine(Two(), x, at=At("sum", argument=0))
+        second = local_affine(Two(), x, at=At("sum", argument="b"))
+        torch.testing.assert_close(first.jacobian, torch.eye(3).expand(2, 3, 3))
+        torch.testing.assert_close(second.jacobian, 2 * torch.eye(3).expand(2, 3, 3))
+        torch.testing.assert_close(second.input, x.square())

@@ -1,0 +1,89 @@
+"""What is peculiar about models: refused with the remedy, or made to work."""
+
+import pytest
+import torch
+from torch import nn
+
+from normalign import local_affine
+from normalign.geometry.linearize import Linearization
+from normalign.geometry.local_map import LocalMap
+from tests.cases import cnn, mlp
+from tests.oracles import jacobian_by_loop
+
+
+def test_the_encoder_layer_of_torch_has_derivatives_in_evaluation_mode():
+    layer = nn.TransformerEncoderLayer(6, 2, 12, batch_first=True)
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(30, 4)).double().eval()
+    x = torch.randn(3, 5, 6, dtype=torch.float64)
+    expected = jacobian_by_loop(model, x)
+    with torch.no_grad():
+        linear = Linearization(LocalMap(model).on(x))
+        torch.testing.assert_close(local_affine(model, x).jacobian, expected)
+        pushed = linear.push(x.flatten(1).unsqueeze(0))[0]
+    torch.testing.assert_close(
+        pushed, torch.einsum("nkd,nd->nk", expected, x.flatten(1))
+    )
+
+
+@pytest.mark.parametrize("wrap", ["model", "function", "inner"])
+def test_compiled_models_are_unwrapped(wrap):
+    model, x = mlp().double(), torch.randn(3, 10, dtype=torch.float64)
+    expected = jacobian_by_loop(model, x)
+    compiled = {
+        "model": lambda: torch.compile(model, backend="aot_eager"),
+        "function": lambda: torch.compile(lambda z: model(z), backend="aot_eager"),
+        "inner": lambda: nn.Sequential(
+            torch.compile(model[:2], backend="aot_eager"), model[2:]
+        ),
+    }[wrap]()
+    torch.testing.assert_close(local_affine(compiled, x).jacobian, expected)
+
+
+class TestWhatMixesOrIsRandom:
+    def test_batch_norm_in_training_mode(self):
+        with pytest.raises(ValueError, match=r"BatchNorm2d '1'.*model.eval\(\)"):
+            local_affine(cnn().train(), torch.randn(3, 2, 8, 8))
+
+    def test_batch_norm_without_running_statistics(self):
+        norm = nn.BatchNorm1d(4, track_running_stats=False).eval()
+        with pytest.raises(ValueError, match="without running statistics"):
+            local_affine(norm, torch.randn(3, 4))
+
+    def test_samples_that_mix_out_of_sight(self):
+        with pytest.raises(ValueError, match="function of each sample alone"):
+            local_affine(lambda z: z - z.mean(0), torch.randn(3, 4))
+
+    def test_dropout_warns_and_measures_one_sub_network(self):
+        model = nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)).double()
+        x = torch.ones(4, 6, dtype=torch.float64)
+        state = torch.get_rng_state()
+        with pytest.warns(UserWarning, match=r"Dropout '0'.*model.eval\(\)"):
+            affine = local_affine(model, x)
+        assert torch.equal(state, torch.get_rng_state())
+        rebuilt = torch.einsum("nkd,nd->nk", affine.jacobian, x) + affine.offset
+        torch.testing.assert_close(rebuilt, affine.output)
+        torch.testing.assert_close(affine.offset, model[1].bias.expand(4, 3))
+
+    def test_dropout_masks_agree_between_both_products(self):
+        model = nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)).double()
+        x = torch.ones(4, 6, dtype=torch.float64)
+        with pytest.warns(UserWarning, match="Dropout"):
+            linear = Linearization(LocalMap(model).on(x))
+        basis = torch.eye(3, dtype=torch.float64)[:, None].expand(3, 4, 3)
+        jx = (linear.pull(basis) * x).sum(-1).T
+        pushed = linear.push(torch.stack([x, 2 * x]))
+        torch.testing.assert_close(pushed[0], jx)
+        torch.testing.assert_close(pushed[1], 2 * jx)
+
+    def test_a_single_sample_without_a_batch(self):
+        with pytest.raises(ValueError, match=r"batch of shape.*unsqueeze"):
+            local_affine(mlp(), torch.randn(10))
+
+    @pytest.mark.parametrize("chunk_size", [0, -1, "some", 2.5, True])
+    def test_bad_chunk_sizes(self, chunk_size):
+        with pytest.raises(ValueError, match=r"chunk_size must be a positive integer"):
+            local_affine(mlp(), torch.randn(2, 10), chunk_size=chunk_size)
+
+    def test_not_a_model(self):
+        with pytest.raises(TypeError, match="model must be callable"):
+            local_affine(3, torch.randn(2, 10))
