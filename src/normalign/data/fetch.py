@@ -269,6 +269,8 @@ def _download(
             "fetch", "mirrors",
             f"reachable and true to the published {file.name} ({file.size} bytes)",
             "; ".join(dict.fromkeys(failures)),
+            "Where there is no network, put a copy at "
+            f"$NORMALIGN_DATA/{file.path}; `normalign data where` says where it looks.",
         )
     )  # fmt: skip
 
