@@ -21,6 +21,7 @@ check: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/figures.py
+	$(BIN)/python docs/tables.py
 
 clean:
 	rm -rf .venv out
