@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _FOLDERS = (
-    "data", "estimators", "geometry", "nn", "paper", "plots", "regularizers",
-    "theory", "training",
+    "data", "estimators", "geometry", "nn", "optim", "paper", "plots",
+    "regularizers", "theory", "training",
 )  # fmt: skip
 
 # Public name -> the folder that holds it.
@@ -58,6 +58,7 @@ __all__ = [
     "local_robustness",
     "nn",
     "normal_alignment",
+    "optim",
     "paper",
     "participation_rank",
     "plot_centroids",
@@ -94,6 +95,9 @@ if TYPE_CHECKING:  # what type checkers and editors see; keep in step with _HOME
     )
     from normalign import (
         nn as nn,
+    )
+    from normalign import (
+        optim as optim,
     )
     from normalign import (
         paper as paper,

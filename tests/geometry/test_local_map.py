@@ -101,3 +101,44 @@ class TestPlacesInsideAModel:
         torch.testing.assert_close(first.jacobian, torch.eye(3).expand(2, 3, 3))
         torch.testing.assert_close(second.jacobian, 2 * torch.eye(3).expand(2, 3, 3))
         torch.testing.assert_close(second.input, x.square())
+
+
+class TestWhichTensorIsTheInput:
+    """Not the mask that happens to have the size of the batch."""
+
+    class Masked(nn.Module):
+        def __init__(self, flatten=False):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(7, 4), nn.Linear(4, 3)
+            self.block, self.flatten = self.Block(), flatten
+
+        class Block(nn.Module):
+            def forward(self, x, mask, scale):
+                return torch.tanh(mask @ x) * scale if x.ndim == 3 else torch.tanh(x)
+
+        def forward(self, tokens):
+            t = tokens.shape[1]
+            x, mask = self.embed(tokens), torch.ones(t, t).tril().to(self.head.weight)
+            if self.flatten:
+                x = self.block(x.flatten(0, 1), mask, mask.sum()).unflatten(0, (-1, t))
+            else:
+                x = self.block(x, mask, mask.sum())
+            return self.head(x[:, -1])
+
+    @pytest.mark.parametrize("n", [1, 3, 5])
+    def test_a_mask_as_long_as_the_batch(self, n):
+        model = self.Masked().double()
+        found = local_affine(model, torch.randint(0, 7, (n, 3)), at="block")
+        assert found.jacobian.shape == (n, 3, 3 * 4)
+
+    def test_tokens_flattened_into_the_batch_are_refused(self):
+        with pytest.raises(ValueError, match=r"with the batch first, got 'block'"):
+            local_affine(self.Masked(True), torch.randint(0, 7, (2, 3)), at="block")
+
+
+def test_an_inference_tensor_is_copied_where_autograd_needs_it():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    with torch.inference_mode():
+        x = torch.randn(2, 3)
+    found = local_affine(model, x)
+    assert found.jacobian.requires_grad

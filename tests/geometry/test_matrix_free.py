@@ -166,3 +166,22 @@ def test_few_products_are_needed():
 
     local_geometry(Counting(), torch.randn(1, 500, dtype=torch.float64))
     assert 0 < len(products) < 20  # blocks of eight vectors; a row each would be 600
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_rough_but_not_lost(dtype):
+    model, s, _ = decaying(power=1.0)
+    model, x = model.to(dtype), torch.randn(2, 500).to(dtype)
+    found = local_geometry(model, x, method="matrix_free")
+    rank = float(s.square().sum() / s[0].square())
+    # products are rounded to 8 or 11 bits
+    assert found.effective_rank.tolist() == pytest.approx([rank] * 2, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("block", 1), ("candidates", 0), ("max_rank", 0), ("rtol", 0.0), ("block", 2.5)],
+)
+def test_options_are_checked(option, value):
+    with pytest.raises(ValueError, match=f"MatrixFreeOptions: {option} must be"):
+        MatrixFreeOptions(**{option: value})

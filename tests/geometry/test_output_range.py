@@ -61,3 +61,11 @@ class TestRangeOfTheHead:
     def test_a_head_that_widens_nothing_is_no_help(self):
         model = nn.Sequential(nn.Linear(80, 90), nn.ReLU(), nn.Linear(90, 70))
         assert range_basis(LocalMap(model), torch.randn(2, 80)) is None
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_half_precision_hides_nothing(self, dtype):
+        model = self.vocabulary_model(nn.Tanh).to(dtype)
+        x = torch.randn(2, 300).to(dtype)
+        assert range_basis(LocalMap(model), x) is None
+        model[3] = nn.Identity()
+        assert range_basis(LocalMap(model), x).shape == (700, 20)

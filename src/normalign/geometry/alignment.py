@@ -147,11 +147,11 @@ def unit_scale(tensor: Tensor, n_dims: int) -> Tensor:
         return tensor
     dims = tuple(range(-n_dims, 0))
     size = tensor.detach().abs().amax(dims, keepdim=True)
-    return tensor / torch.where(size > 0, size, 1.0)
+    return tensor / torch.where(size == 0, 1.0, size)
 
 
 def safe_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     """Return the quotient, and 0 (with gradient 0) where the denominator is 0."""
-    positive = denominator > 0
-    quotient = numerator / torch.where(positive, denominator, 1.0)
-    return torch.where(positive, quotient, 0.0)
+    zero = denominator == 0
+    quotient = numerator / torch.where(zero, 1.0, denominator)
+    return torch.where(zero, 0.0, quotient)

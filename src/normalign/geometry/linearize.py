@@ -15,19 +15,28 @@ from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
 from normalign.geometry.local_map import PointMap
-from normalign.geometry.quirks import attention_with_derivatives, frozen_randomness
+from normalign.geometry.quirks import (
+    attention_with_derivatives,
+    frozen_randomness,
+    rounding,
+)
 
 __all__ = ["Compressed", "Linearization"]
 
 Product = Callable[[Tensor], Tensor]
+
+# What torch.func says of autograd functions of the older style and of activation
+# checkpointing; plain autograd takes both.
+REFUSED_BY_FUNC = ("setup_context", "saved tensor hooks")
 
 
 class Linearization:
     """The products ``J u`` and ``J^T v`` of a map at each of n points.
 
     Built on ``torch.func``, so it works under ``no_grad`` and ``inference_mode``; a
-    model that ``torch.func`` refuses (an ``autograd.Function`` of the older style) is
-    differentiated by plain autograd instead, one vector at a time.
+    model that ``torch.func`` refuses (an ``autograd.Function`` of the older style,
+    activation checkpointing) is differentiated by plain autograd instead, one vector at
+    a time, and the result carries no graph.
 
     Parameters
     ----------
@@ -53,7 +62,7 @@ class Linearization:
                 # is being trained; it doubles the memory.
                 create_graph = self.output.requires_grad
             except RuntimeError as error:
-                if "setup_context" not in str(error):
+                if not any(words in str(error) for words in REFUSED_BY_FUNC):
                     raise
                 self.output, pullback = self._plain_autograd()
                 self._push_one = self._double_backward
@@ -84,7 +93,12 @@ class Linearization:
     def _block(self, product: Product, vectors: Tensor) -> Tensor:
         together = self._vmappable and product != self._double_backward
         if together and len(vectors) > 1:
-            return vmap(product, randomness="same")(vectors)
+            try:
+                return vmap(product, randomness="same")(vectors)
+            except RuntimeError as error:  # an autograd function without a vmap rule
+                if "vmap over" not in str(error):
+                    raise
+                self._vmappable = False
         return torch.stack([product(v) for v in vectors])
 
     def _forward_mode(self, tangent: Tensor) -> Tensor:
@@ -129,7 +143,7 @@ class Compressed:
         self._linear, self._basis = linear, basis
         n, k, d = linear.shape
         self.shape = (n, k if basis is None else basis.shape[1], d)
-        self.eps = torch.finfo(linear.output.dtype).eps
+        self.noise = rounding(linear.output.dtype)
 
     def pull(self, cotangents: Tensor) -> Tensor:
         """Return ``B^T v`` for a block of cotangents, (b, n, p) -> (b, n, d)."""

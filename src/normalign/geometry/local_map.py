@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
-from normalign._checks import require, require_kind
+from normalign._checks import describe, require, require_kind
 from normalign.geometry.quirks import (
     Model,
     attention_with_derivatives,
@@ -113,22 +114,27 @@ class LocalMap:
 
     def on(self, x: Tensor) -> PointMap:
         """Return the map and its point for one batch of model inputs."""
+        if x.is_inference() and not torch.is_inference_mode_enabled():
+            x = x.clone()  # autograd may keep the copy, but not the original
         if self.at is None:
             self.require_floating(x)
             return PointMap(self._run, x)
         return self._from_submodule(x, self._submodule())
 
     def check_rows_are_independent(self, x: Tensor) -> None:
-        """Refuse a model whose first output changes when its sample comes alone.
+        """Refuse a model whose output for a sample changes when it comes alone.
 
-        One extra forward pass of one sample; it catches batch statistics and random
+        A few extra passes of one sample; they catch batch statistics and random
         numbers that no inspection of modules can see (closures, functional calls).
         """
         if len(x) < 2 or self.random:
             return
+        first, last = x[:1], x[-1:]
+        if torch.equal(first, last) and x.is_floating_point():
+            last = 1.5 * first + 0.5
         with torch.no_grad(), attention_with_derivatives(), frozen_randomness():
-            together = self._run(x[:2])[0].double()
-            alone = self._run(x[:1])[0].double()
+            together = self._run(torch.cat([first, last])).double()
+            alone = torch.cat([self._run(first), self._run(last)]).double()
         # Kernels may sum in another order for another batch size, and TF32 or half
         # precision magnify that; mixing changes the output by far more.
         tolerance = 1e-6 if x.dtype == torch.float64 else 5e-2
@@ -139,7 +145,7 @@ class LocalMap:
             self.callee,
             "model",
             "a function of each sample alone",
-            "one whose output for x[0] differs when x[1] is in the batch",
+            "one whose output for a sample differs when others are in the batch",
             "Call model.eval() (BatchNorm, dropout), or freeze what mixes the samples.",
         )
 
@@ -157,10 +163,14 @@ class LocalMap:
         )
 
     def _run(self, x: Tensor) -> Tensor:
-        # The copy keeps layers that work in place off the caller's tensor.
-        return self._flat_output(self.model(x.clone()))
+        # The copy keeps layers that work in place off the caller's tensor; the fused
+        # recurrent kernels of oneDNN have no derivative outside grad mode.
+        if self.vmappable:
+            return self._flat_output(self.model(x.clone()), len(x))
+        with torch.backends.mkldnn.flags(enabled=False):
+            return self._flat_output(self.model(x.clone()), len(x))
 
-    def _flat_output(self, result: Any) -> Tensor:
+    def _flat_output(self, result: Any, n: int) -> Tensor:
         if self.output is not None:
             result = self.output(result)
         require_kind(
@@ -171,12 +181,20 @@ class LocalMap:
             f"a {type(result).__name__}",
             "Pass output=, a function that picks the tensor: output=lambda o: o[0].",
         )
-        require(
-            result.ndim >= 1,
+        require_kind(
+            result.is_floating_point(),
             self.callee,
             "the model's output",
-            "batched, (n, ...)",
+            "of real floating point numbers",
             result,
+        )
+        require(
+            result.ndim >= 1 and len(result) == n,
+            self.callee,
+            "the model's output",
+            f"one row for each sample, of shape ({n}, ...) for {n} of them",
+            result,
+            "Keep the batch dimension: no squeeze() without a dim.",
         )
         return result.unsqueeze(1) if result.ndim == 1 else result.flatten(1)
 
@@ -206,30 +224,9 @@ class LocalMap:
         """Run the model once to see the submodule's input, then by substitution."""
         at = self.at
         assert isinstance(at, At)
-        with torch.no_grad(), attention_with_derivatives(), frozen_randomness():
-            calls: list[tuple[Any, Any, Any]] = []
-            handle = module.register_forward_hook(
-                lambda _, a, k, out: calls.append((a, k, out)), with_kwargs=True
-            )
-            with handle:
-                self.model(x.clone())
-        call = _chosen_call(at, len(calls), self.callee)
-        args, kwargs, out = calls[call]
-        slot = _chosen_slot(at, args, kwargs, len(x), self.callee)
-        whole = (
-            out
-            if slot is None
-            else kwargs[slot]
-            if isinstance(slot, str)
-            else args[slot]
-        )
-        require_kind(
-            isinstance(whole, Tensor) and whole.is_floating_point(),
-            self.callee,
-            "at",
-            "a submodule with a floating input or, failing that, output",
-            f"{at.name!r}",
-        )
+        call, slot = self._place(x, module)
+        args, kwargs, out = self._calls(x, module)[call]
+        whole = _argument(args, kwargs, out, slot)
         point = _token_of(whole, at, self.callee).detach()
 
         def function(h: Tensor) -> Tensor:
@@ -244,6 +241,55 @@ class LocalMap:
                 return self._run(x)
 
         return PointMap(function, point)
+
+    def _place(self, x: Tensor, module: nn.Module) -> tuple[int, int | str | None]:
+        """Return which call, and which of its arguments, is the map's input.
+
+        Two and three copies of one sample tell the tensor that grows with the batch
+        from masks and weights that happen to have its size.
+        """
+        at = self.at
+        assert isinstance(at, At)
+        one = x[:1] if len(x) else x.new_zeros(1, *x.shape[1:])
+        two, three = (self._calls(one.expand(n, *x.shape[1:]), module) for n in (2, 3))
+        call = _chosen_call(at, len(two), self.callee)
+        slot = _chosen_slot(at, two[call][:2], three[call][:2], self.callee)
+        tensors = [_argument(*calls[call], slot) for calls in (two, three)]
+        batched = all(
+            isinstance(t, Tensor) and t.is_floating_point() and t.ndim > 1
+            for t in tensors
+        ) and [len(t) for t in tensors] == [2, 3]
+        require(
+            batched,
+            self.callee,
+            "at",
+            "a submodule whose input is one floating tensor with the batch first",
+            f"{at.name!r}, which takes {describe(tensors[0])} for two samples",
+            "Name a submodule before or after it, or another argument of it.",
+        )
+        return call, slot
+
+    def _calls(self, x: Tensor, module: nn.Module) -> list[tuple[Any, Any, Any]]:
+        """Return arguments and result of every call of a submodule in one pass."""
+        # Copies, taken before and after the call: later layers may work in place.
+        inputs: list[tuple[Any, Any]] = []
+        outputs: list[Any] = []
+        before = module.register_forward_pre_hook(
+            lambda _, args, kwargs: inputs.append((_copied(args), _copied(kwargs))),
+            with_kwargs=True,
+        )
+        after = module.register_forward_hook(
+            lambda _, args, out: outputs.append(_copied(out))
+        )
+        with (
+            before,
+            after,
+            torch.no_grad(),
+            attention_with_derivatives(),
+            frozen_randomness(),
+        ):
+            self.model(x.clone())
+        return [(*pair, out) for pair, out in zip(inputs, outputs, strict=True)]
 
 
 @contextlib.contextmanager
@@ -305,11 +351,26 @@ def _chosen_call(at: At, n_calls: int, callee: str) -> int:
     return call % n_calls
 
 
+def _copied(value: Any) -> Any:
+    return tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, value)
+
+
+def _argument(args: Any, kwargs: Any, out: Any, slot: int | str | None) -> Any:
+    if slot is None:
+        return out
+    return kwargs[slot] if isinstance(slot, str) else args[slot]
+
+
 def _chosen_slot(
-    at: At, args: tuple[Any, ...], kwargs: dict[str, Any], n: int, callee: str
+    at: At, two: tuple[Any, Any], three: tuple[Any, Any], callee: str
 ) -> int | str | None:
-    """Return the argument's position or keyword; None stands for the output."""
-    given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+    """Return the argument's position or keyword; None stands for the output.
+
+    ``two`` and ``three`` are the arguments of the same call for as many samples.
+    """
+    given, again = (
+        {**dict(enumerate(args)), **kwargs} for args, kwargs in (two, three)
+    )
     if at.argument is not None:
         require(
             at.argument in given,
@@ -322,7 +383,9 @@ def _chosen_slot(
     floating = [
         key
         for key, value in given.items()
-        if isinstance(value, Tensor) and value.is_floating_point() and len(value) == n
+        if isinstance(value, Tensor)
+        and value.is_floating_point()
+        and value.shape != again[key].shape
     ]
     require(
         len(floating) <= 1,
@@ -334,7 +397,18 @@ def _chosen_slot(
         if floating
         else "",
     )
-    return floating[0] if floating else None
+    if not floating:
+        whole = [v for v in given.values() if isinstance(v, Tensor)]
+        require(
+            bool(whole) and not any(v.is_floating_point() for v in whole),
+            callee,
+            "at",
+            "a submodule with a floating tensor as its input, or whole numbers alone",
+            f"{at.name!r}, which takes {', '.join(map(describe, given.values()))}",
+            "Name a submodule before or after it.",
+        )
+        return None
+    return floating[0]
 
 
 def _token_of(whole: Tensor, at: At, callee: str) -> Tensor:

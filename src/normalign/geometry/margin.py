@@ -56,6 +56,10 @@ def local_robustness(jacobian: Tensor, offset: Tensor, x: Tensor, y: Tensor) -> 
     )
     check_labels(callee, y, jacobian.shape[:-2], k)
     rows, y = wide(jacobian), y.to(jacobian.device).long()
+    if rows.numel():  # the distance ignores the scale of the map, and squares do not
+        size = rows.detach().abs().amax((-2, -1), keepdim=True)
+        size = torch.where(size == 0, 1.0, size)
+        rows, offset = rows / size, wide(offset) / size.squeeze(-1)
     output = (rows @ wide(x).unsqueeze(-1)).squeeze(-1) + wide(offset)
     own = rows.take_along_dim(y[..., None, None], -2)
     distance = nearest_boundary(output, (own - rows).norm(dim=-1), y)
@@ -70,10 +74,10 @@ def nearest_boundary(output: Tensor, row_distance: Tensor, y: Tensor) -> Tensor:
     own = torch.zeros_like(output, dtype=torch.bool)
     own = own.scatter(-1, y.unsqueeze(-1), True)
     margin = output.take_along_dim(y.unsqueeze(-1), -1) - output
-    moving = row_distance > 0
+    moving = row_distance != 0
     ratio = margin / torch.where(moving, row_distance, 1.0)
-    ratio = torch.where(moving, ratio, torch.where(margin > 0, torch.inf, 0.0))
-    ratio = torch.where(margin > 0, ratio, 0.0)  # wrong already, or a tie
+    ratio = torch.where(moving, ratio, torch.where(margin <= 0, 0.0, torch.inf))
+    ratio = torch.where(margin <= 0, 0.0, ratio)  # wrong already, or a tie
     return torch.where(own, torch.inf, ratio).amin(-1)
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from normalign._checks import require
 from normalign.geometry.alignment import safe_ratio
 from normalign.geometry.exact import offset_and_centroid, summing_dtype
 from normalign.geometry.linearize import Compressed, Linearization
@@ -54,6 +55,21 @@ class MatrixFreeOptions:
     max_passes: int = 2048
     candidates: int = 16
 
+    def __post_init__(self) -> None:
+        least = {"block": 2, "max_rank": 2, "max_passes": 1, "candidates": 1}
+        for name, bound in least.items():
+            value = getattr(self, name)
+            require(
+                isinstance(value, int) and value >= bound,
+                "MatrixFreeOptions",
+                name,
+                f"an integer of at least {bound}",
+                repr(value),
+            )
+        require(
+            0 < self.rtol < 1, "MatrixFreeOptions", "rtol", "between 0 and 1", self.rtol
+        )
+
 
 class KrylovSpace:
     """A growing orthonormal basis Q of outputs with its image J^T Q, for each sample.
@@ -80,7 +96,7 @@ class KrylovSpace:
         self.can_grow = True
         self._room = min(max_rank, linear.shape[1])
         # Products carry the rounding of the model's own precision.
-        self._noise = 1e3 * linear.eps
+        self._noise = linear.noise
         self.basis = start[..., :0]
         self.image = start.new_zeros(len(start), 0, linear.shape[2])
         self.grow()

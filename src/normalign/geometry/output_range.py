@@ -19,6 +19,7 @@ from normalign.geometry.quirks import (
     attention_with_derivatives,
     frozen_randomness,
     named_modules,
+    rounding,
 )
 
 __all__ = ["range_basis"]
@@ -84,7 +85,5 @@ def _holds(linear: Linearization, basis: Tensor) -> bool:
     )
     pushed = linear.push(tangents.to(linear.input)).to(basis)
     outside = pushed - pushed @ basis @ basis.mT
-    # Rounding leaves about the square root of the number of features in units of eps;
-    # anything nonlinear after the head leaves a fraction of order one.
-    tolerance = 1e3 * torch.finfo(linear.output.dtype).eps
-    return bool(outside.norm() <= tolerance * pushed.norm())
+    # Anything nonlinear after the head leaves a fraction of order one.
+    return bool(outside.norm() <= rounding(linear.output.dtype) * pushed.norm())

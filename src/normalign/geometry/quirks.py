@@ -24,6 +24,7 @@ __all__ = [
     "has_recurrence",
     "named_modules",
     "refuse_mixing",
+    "rounding",
     "unwrapped",
     "warn_of_dropout",
 ]
@@ -42,6 +43,15 @@ def unwrapped(model: Any) -> Any:
             model = model._torchdynamo_orig_callable
         else:
             return model
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """Return what a sum of many products may be off by, relative, in a precision.
+
+    A thousand units of the last place, and no more than a few percent: half precision
+    is rough, but not without meaning.
+    """
+    return min(1e3 * torch.finfo(dtype).eps, 0.04)
 
 
 def named_modules(model: Model) -> Iterator[tuple[str, nn.Module]]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["TopSingular", "smaller_gram", "top_singular", "wide"]
+__all__ = ["TopSingular", "finite_eigh", "smaller_gram", "top_singular", "wide"]
 
 
 class TopSingular(NamedTuple):
@@ -58,30 +58,42 @@ def top_singular(jacobian: Tensor) -> TopSingular:
     """
     total = jacobian.square().sum((-2, -1))
     with torch.no_grad():
-        values, vectors = torch.linalg.eigh(smaller_gram(jacobian))
+        values, vectors = finite_eigh(smaller_gram(jacobian))
         top = values[..., -1].clamp_min(0)
         by_rows = jacobian.shape[-2] <= jacobian.shape[-1]
         lead = vectors[..., -1]
         right = (jacobian.mT @ lead.unsqueeze(-1)).squeeze(-1) if by_rows else lead
         length = right.norm(dim=-1, keepdim=True)
-        right = torch.where(length > 0, right / length.clamp_min(_tiny(length)), 0.0)
+        right = torch.where(length == 0, 0.0, right / length.clamp_min(_tiny(length)))
     if not (torch.is_grad_enabled() and jacobian.requires_grad):
         return TopSingular(top, right, total)
     energy = (jacobian @ right.unsqueeze(-1)).square().sum((-2, -1))
     bare = jacobian.detach()
     moved = _times(jacobian.mT, _times(jacobian, right))  # (J^T J) nu
     gaps = top.unsqueeze(-1) - values[..., :-1]
-    gaps = torch.where(gaps > 0, gaps, torch.inf)
+    # Below rounding there is no gap, and the vector has no derivative.
+    noise = torch.finfo(gaps.dtype).eps * top.unsqueeze(-1)
+    gaps = torch.where(gaps > noise, gaps, torch.inf)
     others = vectors[..., :-1]
     if by_rows:
         inner = _times(others.mT, _times(bare, moved))
         shift = _times(bare.mT, _times(others, inner / gaps))
         complement = moved - right * (right * moved).sum(-1, keepdim=True)
         safe = torch.where(top > 0, top, torch.inf).unsqueeze(-1)
-        right = right + (complement + shift) / safe
+        change = (complement + shift) / safe
     else:
-        right = right + _times(others, _times(others.mT, moved) / gaps)
+        change = _times(others, _times(others.mT, moved) / gaps)
+    right = right + (change - change.detach())  # its value is rounding, its slope not
     return TopSingular(energy, right, total)
+
+
+def finite_eigh(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and vectors of symmetric matrices, NaN for those not finite."""
+    bad = ~torch.isfinite(gram).flatten(-2).all(-1)
+    values, vectors = torch.linalg.eigh(torch.where(bad[..., None, None], 0.0, gram))
+    nan = torch.nan
+    values = torch.where(bad[..., None], nan, values)
+    return values, torch.where(bad[..., None, None], nan, vectors)
 
 
 def _times(matrix: Tensor, vector: Tensor) -> Tensor:
