@@ -349,6 +349,28 @@ def test_measure_starts_tokens_from_the_places_that_are_named(tmp_path, capsys):
     assert "blocks" in capsys.readouterr().out
 
 
+def test_measure_says_what_the_model_says(tmp_path, capsys):
+    (tmp_path / "net.py").write_text(
+        "from normalign.nn import Transformer\n"
+        "def build(): return Transformer(11, 5, width=8, n_heads=2, hidden=16)\n"
+    )
+    np.savez(tmp_path / "d.npz", x=np.full((4, 3), 99))
+    words = ["measure", "--model", f"{tmp_path / 'net.py'}:build"]
+    words += ["--data", str(tmp_path / "d.npz"), "--at", "embed"]
+    assert main(words) == 2
+    assert "the model says: IndexError" in one_line(capsys)
+
+
+@pytest.mark.parametrize("content", ["junk", {0: torch.zeros(2)}])
+def test_measure_refuses_weights_that_are_none(files, capsys, content):
+    if isinstance(content, str):
+        (files.folder / "w.pt").write_text(content)
+    else:
+        torch.save(content, files.folder / "w.pt")
+    assert main(files.words) == 2
+    assert "--weights must be" in one_line(capsys)
+
+
 def test_measure_without_labels_leaves_robustness_out(files, capsys):
     np.savez(files.folder / "d.npz", x=files.x.numpy())
     assert main(files.words) == 0

@@ -105,3 +105,32 @@ def test_compressed_products_are_those_of_the_range():
     assert short.shape == (2, 3, 5)
     torch.testing.assert_close(short.outputs(b), jacobian)  # J = Q B
     torch.testing.assert_close(pushed, torch.einsum("npd,nd->np", b, x))
+
+
+def test_an_autograd_function_without_a_vmap_rule_is_taken_one_by_one():
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return x**3
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs)
+            ctx.save_for_forward(*inputs)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return 3 * grad * ctx.saved_tensors[0] ** 2
+
+        @staticmethod
+        def jvp(ctx, tangent):
+            return 3 * tangent * ctx.saved_tensors[0] ** 2
+
+    weight = torch.randn(7, 3, dtype=torch.float64)
+    x = torch.randn(2, 3, dtype=torch.float64)
+
+    def model(z):
+        return Cube.apply(z) @ weight.T
+
+    expected = weight * (3 * x**2).unsqueeze(1)
+    torch.testing.assert_close(local_affine(model, x).jacobian, expected)

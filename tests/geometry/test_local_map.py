@@ -142,3 +142,58 @@ def test_an_inference_tensor_is_copied_where_autograd_needs_it():
         x = torch.randn(2, 3)
     found = local_affine(model, x)
     assert found.jacobian.requires_grad
+
+
+class TestLayersThatWorkInPlace:
+    """The input of a submodule is what it was when the submodule was called."""
+
+    def test_after_the_submodule(self):
+        class Embedded(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embed = nn.Embedding(10, 6)
+                self.place = nn.Parameter(torch.randn(4, 6))
+                self.head = nn.Linear(24, 5)
+
+            def forward(self, tokens):
+                hidden = self.embed(tokens)
+                hidden += self.place
+                return self.head(hidden.tanh().flatten(1))
+
+        model, tokens = Embedded().double(), torch.randint(0, 10, (3, 4))
+        found = local_affine(model, tokens, at="embed")
+        torch.testing.assert_close(found.output, model(tokens))
+        torch.testing.assert_close(found.input, model.embed(tokens).flatten(1))
+
+    def test_inside_the_submodule(self):
+        inner = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3))
+        model, x = nn.Sequential(nn.Linear(6, 6), inner).double(), torch.randn(4, 6)
+        found = local_affine(model, x.double(), at="1")
+        torch.testing.assert_close(found.input, model[0](x.double()))
+
+
+def test_outputs_must_be_real_and_keep_the_batch():
+    x = torch.randn(3, 4)
+    with pytest.raises(TypeError, match="of real floating point numbers"):
+        local_affine(torch.fft.fft, x)
+    with pytest.raises(TypeError, match="of real floating point numbers"):
+        local_affine(lambda z: z.argmax(1), x)
+    with pytest.raises(ValueError, match=r"one row for each sample.*no squeeze\(\)"):
+        local_affine(lambda z: z.sum(1, keepdim=True).squeeze(), x)
+
+
+def test_a_submodule_without_a_floating_tensor_is_refused():
+    class Sum(nn.Module):
+        def forward(self, parts):
+            return parts[0] + parts[1]
+
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.sum = Sum()
+
+        def forward(self, x):
+            return self.sum([x, x])
+
+    with pytest.raises(ValueError, match=r"whole numbers alone, got 'sum'"):
+        local_affine(Pair(), torch.randn(2, 3), at="sum")

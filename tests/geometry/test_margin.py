@@ -95,3 +95,20 @@ def test_complaints():
         local_robustness(jacobian, offset, x, torch.tensor([0]))
     with pytest.raises(ValueError, match=r"offset must be of shape \(2, 3\)"):
         local_robustness(jacobian, torch.ones(2), x, torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_the_scale_of_the_map_does_not_matter(scale):
+    torch.manual_seed(0)
+    jacobian, offset, x = torch.randn(4, 3, 5), torch.randn(4, 3), torch.randn(4, 5)
+    y = ((jacobian @ x.unsqueeze(2)).squeeze(2) + offset).argmax(1)
+    torch.testing.assert_close(
+        local_robustness(scale * jacobian, scale * offset, x, y),
+        local_robustness(jacobian, offset, x, y),
+    )
+
+
+def test_what_is_not_a_number_stays_so():
+    jacobian, offset = torch.eye(2).unsqueeze(0), torch.full((1, 2), torch.nan)
+    value = local_robustness(jacobian, offset, torch.ones(1, 2), torch.tensor([0]))
+    assert value.isnan()

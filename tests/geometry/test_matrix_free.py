@@ -185,3 +185,18 @@ def test_half_precision_is_rough_but_not_lost(dtype):
 def test_options_are_checked(option, value):
     with pytest.raises(ValueError, match=f"MatrixFreeOptions: {option} must be"):
         MatrixFreeOptions(**{option: value})
+
+
+def test_a_sample_of_low_rank_beside_others_of_full_rank():
+    """Its range is exhausted first, while the space of the others still grows."""
+    layer, x = nn.Linear(300, 400).double(), torch.randn(6, 300).double()
+    with torch.no_grad():
+        layer.bias[:] = -1
+        layer.bias[0] = 1  # at x[0] this output alone is alive
+        x[0] *= 0.01
+    found = local_geometry(lambda z: layer(z).relu(), x, method="matrix_free")
+    exact = local_geometry(lambda z: layer(z).relu(), x, method="exact")
+    assert float(found.effective_rank[0]) == pytest.approx(1.0)
+    torch.testing.assert_close(
+        found.effective_rank, exact.effective_rank, rtol=3e-3, atol=0
+    )

@@ -223,3 +223,10 @@ def test_active_dropout_is_refused():
     model = nn.Sequential(nn.Linear(5, 2), nn.Dropout(0.5))
     with pytest.raises(ValueError, match=r"Dropout '1' in training mode.*eval"):
         ntk(model, torch.zeros(2, 5))
+
+
+def test_auto_takes_the_other_way_where_there_is_no_forward_rule():
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 6))
+    model = nn.Sequential(layer, nn.Tanh(), nn.Linear(6, 5)).double()
+    x = torch.randn(2, 4, dtype=torch.float64)
+    torch.testing.assert_close(ntk(model, x), ntk(model, x, method="contraction"))

@@ -7,7 +7,7 @@ from torch import nn
 from normalign import local_affine, local_geometry
 from normalign.geometry.local_map import LocalMap
 from normalign.geometry.output_range import range_basis
-from tests.oracles import measures_by_svd
+from tests.oracles import jacobian_by_loop, measures_by_svd
 
 
 class TestRangeOfTheHead:
@@ -69,3 +69,22 @@ class TestRangeOfTheHead:
         assert range_basis(LocalMap(model), x) is None
         model[3] = nn.Identity()
         assert range_basis(LocalMap(model), x).shape == (700, 20)
+
+    @pytest.mark.parametrize("first", ["dead", "small"])
+    def test_a_range_that_holds_at_the_first_sample_alone_is_not_used(self, first):
+        torch.manual_seed(0)
+        layers = [nn.Linear(100, 70), nn.ReLU(), nn.Linear(70, 300)]
+        model = nn.Sequential(*layers, nn.Hardtanh(-0.3, 0.3, inplace=True)).double()
+        x = torch.randn(4, 100, dtype=torch.float64)
+        with torch.no_grad():
+            if first == "dead":  # no output moves at all
+                model[0].bias.fill_(-0.1)
+                x[0] = 0
+            else:  # no output is clipped
+                model[2].bias.zero_()
+                model[0].bias.zero_()
+                x[0] *= 1e-3
+        found = local_geometry(model, x)
+        jacobian = jacobian_by_loop(model, x)
+        norms = jacobian.flatten(1).norm(dim=1)
+        torch.testing.assert_close(found.jacobian_norm, norms, rtol=1e-3, atol=1e-12)

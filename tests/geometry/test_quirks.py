@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
-from normalign import local_affine
+from normalign import local_affine, local_geometry
 from normalign.geometry.linearize import Linearization
 from normalign.geometry.local_map import LocalMap
-from tests.cases import cnn, mlp
+from tests.cases import Recurrent, cnn, mlp
 from tests.oracles import jacobian_by_loop
 
 
@@ -87,3 +88,37 @@ class TestWhatMixesOrIsRandom:
     def test_not_a_model(self):
         with pytest.raises(TypeError, match="model must be callable"):
             local_affine(3, torch.randn(2, 10))
+
+
+@pytest.mark.parametrize(
+    "mixing",
+    [lambda z: z.cumsum(0), lambda z: z - z.mean(0), lambda z: z + z.flip(0)],
+)
+@pytest.mark.parametrize("same", [False, True])
+def test_mixing_is_noticed_in_either_direction_and_among_equals(mixing, same):
+    x = torch.ones(4, 3) if same else torch.randn(4, 3)
+    with pytest.raises(ValueError, match="function of each sample alone"):
+        local_affine(mixing, x)
+
+
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("method", ["exact", "matrix_free"])
+def test_recurrent_layers_in_float32_without_grad_mode(cell, method):
+    model, x = Recurrent(cell).eval(), torch.randn(3, 5, 6)
+    found = local_geometry(model, x, method=method)
+    jacobian = jacobian_by_loop(model, x)
+    torch.testing.assert_close(
+        found.jacobian_norm, jacobian.flatten(1).norm(dim=1), rtol=1e-4, atol=0
+    )
+
+
+def test_activation_checkpointing():
+    body, head = nn.Sequential(nn.Linear(5, 8), nn.Tanh()), nn.Linear(8, 3)
+    plain = nn.Sequential(body, head).double()
+    x = torch.randn(2, 5, dtype=torch.float64)
+
+    def model(z):
+        return head(torch.utils.checkpoint.checkpoint(body, z, use_reentrant=False))
+
+    found = local_affine(model, x).jacobian
+    torch.testing.assert_close(found, jacobian_by_loop(plain, x))

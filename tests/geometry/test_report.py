@@ -173,3 +173,25 @@ def test_cuda_agrees_with_cpu(case, method):
     assert found.radius.is_cuda
     for name, value in found.measures().items():
         torch.testing.assert_close(value.cpu(), getattr(expected, name))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_sample_without_a_finite_jacobian_is_nan_and_the_others_are_not(method):
+    x = torch.randn(3, 5, dtype=torch.float64)
+    x[1, 2] = 0.0  # the root has no derivative there
+    y = torch.zeros(3, dtype=torch.long)
+    found = local_geometry(lambda z: z.abs().sqrt(), x, y, method=method)
+    for name in ("normal_alignment", "effective_rank", "jacobian_norm"):
+        value = getattr(found, name)
+        assert value[1].isnan(), name
+        assert bool(value[[0, 2]].isfinite().all()), name
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_maps_of_any_size_in_float64(scale):
+    model, x = nn.Linear(4, 3, bias=False).double(), torch.randn(2, 4).double()
+    expected = local_geometry(model, x)
+    found = local_geometry(lambda z: scale * model(z), x)
+    torch.testing.assert_close(found.normal_alignment, expected.normal_alignment)
+    torch.testing.assert_close(found.effective_rank, expected.effective_rank)
+    torch.testing.assert_close(found.jacobian_norm / scale, expected.jacobian_norm)

@@ -54,3 +54,21 @@ def test_a_zero_jacobian_has_a_zero_vector():
     top = top_singular(torch.zeros(2, 3, 4))
     assert torch.equal(top.right, torch.zeros(2, 4))
     assert torch.equal(top.energy, torch.zeros(2))
+
+
+@pytest.mark.parametrize("gap", [0.0, 1e-7, 1e-6, 1e-3])
+def test_grad_mode_does_not_change_the_vector_near_ties(gap):
+    torch.manual_seed(0)
+    u, v = (torch.linalg.qr(torch.randn(5, 5))[0] for _ in range(2))
+    jacobian = u @ torch.diag(torch.tensor([1.0, 1 - gap, 0.3, 0.2, 0.1])) @ v.T
+    tracked = top_singular(jacobian.clone().requires_grad_())
+    torch.testing.assert_close(tracked.right.detach(), top_singular(jacobian).right)
+    tracked.right.sum().backward()
+
+
+def test_what_is_not_a_number_stays_so():
+    jacobian = torch.ones(2, 3, 4)
+    jacobian[0, 0, 0] = torch.nan
+    value = normal_alignment(jacobian, torch.ones(2, 4))
+    assert value[0].isnan()
+    assert value[1] == pytest.approx(1)

@@ -242,3 +242,11 @@ def test_without_gradients_the_call_is_refused():
 def test_wrong_arguments_are_named(x, n_probes, error):
     with pytest.raises(error, match=r"^augmented_norm: (x|n_probes) must be"):
         augmented_norm(mlp([4, 2]), x, n_probes=n_probes)
+
+
+def test_a_first_layer_may_work_in_place():
+    model = torch.nn.Sequential(torch.nn.ReLU(inplace=True), torch.nn.Linear(3, 2))
+    x = torch.randn(2, 3)
+    before = x.clone()
+    augmented_norm(model, x)[1].sum().backward()
+    assert torch.equal(x, before)

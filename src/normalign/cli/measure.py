@@ -182,11 +182,14 @@ def _measured(
         )  # fmt: skip
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:  # what torch says when shapes or dtypes do not fit
+    except (RuntimeError, LookupError, ArithmeticError, AssertionError) as error:
+        # What torch and the model's own code say when shapes, dtypes or values do not
+        # fit: a token beyond the vocabulary is an IndexError.
         raise ValueError(
             complaint(
                 _CALLEE, "--data", "inputs that the model takes",
-                f"{tuple(x.shape)} {x.dtype}, and torch says: {error}",
+                f"{tuple(x.shape)} {x.dtype}, and the model says: "
+                f"{type(error).__name__}: {error}",
             )
         ) from error  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import pickle
+import struct
 import sys
 import traceback
 import zipfile
@@ -158,6 +159,8 @@ def _read_state(callee: str, path: Path) -> dict[str, Tensor]:
         zipfile.BadZipFile,
         RuntimeError,
         EOFError,
+        struct.error,
+        UnicodeDecodeError,
     ) as error:
         reason = str(error).strip().split("\n")[0]
         raise ValueError(
@@ -171,10 +174,11 @@ def _read_state(callee: str, path: Path) -> dict[str, Tensor]:
             note(f"weights: taken from {nest!r} in {path.name}")
             loaded = loaded[nest]
     tensors = isinstance(loaded, Mapping) and all(
-        isinstance(value, Tensor) for value in loaded.values()
+        isinstance(name, str) and isinstance(value, Tensor) and not value.is_complex()
+        for name, value in loaded.items()
     )
     require(
-        tensors, callee, "--weights", "a state dict: names and their tensors",
+        tensors, callee, "--weights", "a state dict: names and their real tensors",
         f"a {type(loaded).__name__} in {path.name}",
     )  # fmt: skip
     return dict(loaded)

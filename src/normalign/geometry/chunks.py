@@ -93,10 +93,10 @@ def plan_chunks(
         memory_budget = default_budget(x.device)
     require(memory_budget > 0, callee, "memory_budget", "positive", memory_budget)
     saved, largest = bytes_per_sample(local_map, x)
-    # While one vector passes backward, about three tensors like the largest
-    # activation are alive: the gradient of a layer's output, of its input, and a
-    # temporary of the kernel.
-    per_vector = 3 * largest
+    # While one vector passes backward, a few tensors like the largest activation are
+    # alive: gradients of a layer's output and input, of a shortcut, the reordered
+    # copies of the kernels.
+    per_vector = 6 * largest
     vectors = n_vectors
     while (
         vectors > 1 and saved + kept_per_sample + vectors * per_vector > memory_budget

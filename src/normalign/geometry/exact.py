@@ -26,7 +26,7 @@ from normalign.geometry.alignment import safe_ratio
 from normalign.geometry.jacobian import columns, pulled_rows, rows
 from normalign.geometry.linearize import Linearization
 from normalign.geometry.margin import nearest_boundary
-from normalign.geometry.spectrum import smaller_gram
+from normalign.geometry.spectrum import finite_eigh, smaller_gram
 
 __all__ = ["exact_measures", "summing_dtype"]
 
@@ -57,15 +57,18 @@ def exact_measures(
     short, x = narrow.to(dtype), linear.input.to(dtype)
     output = linear.output.to(device=narrow.device, dtype=dtype)
     del narrow
+    size = short.abs().amax((1, 2))  # squares of a map of any size stay finite
+    size = torch.where(size == 0, 1.0, size)
+    short = short / size[:, None, None]
     by_rows = short.shape[1] <= d
     short_x = torch.einsum("npd,nd->np", short, x)
     gram = smaller_gram(short)
-    values, vectors_ = torch.linalg.eigh(gram)
+    values, vectors_ = finite_eigh(gram)
     values = values.clamp_min(0)
     lead, energy, total = vectors_[..., -1], values[..., -1], values.sum(-1)
     length = x.norm(dim=-1)
     along = (lead * (short_x if by_rows else x)).sum(-1).abs()
-    scale = energy.sqrt() * length if by_rows else length * (energy > 0)
+    scale = energy.sqrt() * length if by_rows else length * (energy != 0)
     spread = values.sqrt().sum(-1).square()
     if range_basis is None:
         jx, centroid = short_x, short.sum(1)
@@ -73,14 +76,15 @@ def exact_measures(
         basis = range_basis.to(short)
         jx = short_x @ basis.mT
         centroid = torch.einsum("npd,p->nd", short, basis.sum(0))
+    jx, centroid = jx * size[:, None], centroid * size[:, None]
     measures = {
         "normal_alignment": safe_ratio(along, scale).clamp(max=1),
         "effective_rank": safe_ratio(total, energy),
         "participation_rank": safe_ratio(spread, total),
-        "jacobian_norm": total.sqrt(),
+        "jacobian_norm": total.sqrt() * size,
         **offset_and_centroid(output, jx, centroid, x),
     }
-    ratio = safe_ratio(short_x.norm(dim=-1), measures["jacobian_norm"] * length)
+    ratio = safe_ratio(short_x.norm(dim=-1), total.sqrt() * length)
     measures["alignment_ratio"] = ratio.clamp(max=1)
     if y is not None:
         if range_basis is None:
@@ -92,7 +96,7 @@ def exact_measures(
             squares = (seen * range_basis.to(short)).sum(-1)
             cross = torch.einsum("nkp,np->nk", seen, range_basis.to(short)[y])
         gap = squares + squares.take_along_dim(y[:, None], 1) - 2 * cross
-        distance = gap.clamp_min(0).sqrt()
+        distance = gap.clamp_min(0).sqrt() * size[:, None]
         measures["local_robustness"] = nearest_boundary(output, distance, y)
     return measures
 

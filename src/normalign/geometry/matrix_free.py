@@ -26,6 +26,7 @@ from normalign.geometry.alignment import safe_ratio
 from normalign.geometry.exact import offset_and_centroid, summing_dtype
 from normalign.geometry.linearize import Compressed, Linearization
 from normalign.geometry.margin import nearest_boundary
+from normalign.geometry.spectrum import finite_eigh
 
 __all__ = ["MatrixFreeOptions", "matrix_free_measures"]
 
@@ -91,7 +92,9 @@ class KrylovSpace:
     """
 
     def __init__(self, linear: Compressed, start: Tensor, max_rank: int) -> None:
-        self._linear, self._fresh = linear, _orthonormal(start)
+        self._linear = linear
+        self._generator = torch.Generator().manual_seed(1)
+        self._fresh = _orthonormal(start, start[..., :0], self._generator)
         self._pulled: Tensor | None = None
         self.can_grow = True
         self._room = min(max_rank, linear.shape[1])
@@ -108,7 +111,7 @@ class KrylovSpace:
         self.basis = torch.cat([self.basis, fresh], 2)
         self._pulled = self._linear.pull(fresh.permute(2, 0, 1)).to(fresh)
         self.image = torch.cat([self.image, self._pulled.transpose(0, 1)], 1)
-        self._values, self._vectors = torch.linalg.eigh(self.image @ self.image.mT)
+        self._values, self._vectors = finite_eigh(self.image @ self.image.mT)
         self.energy = self._values[:, -1].clamp_min(0)
         self.weights = self._vectors[..., -1]
 
@@ -125,7 +128,9 @@ class KrylovSpace:
         news = returned.flatten(1).norm(dim=1)
         room = self._room - self.basis.shape[2]
         self.can_grow = room > 0 and bool((news > self._noise * self.energy).any())
-        self._fresh = _orthonormal(returned, self.basis)[..., : max(room, 0)]
+        if self.can_grow:
+            fresh = _orthonormal(returned, self.basis, self._generator)
+            self._fresh = fresh[..., :room]
         self._pulled = None
 
     def off(self, block: Tensor) -> Tensor:
@@ -141,7 +146,7 @@ class KrylovSpace:
         second = values[:, -2] + residual[:, 0] if values.shape[1] > 1 else 0 * energy
         gap = (energy - second - self._noise * energy).clamp_min(0)
         tilt = safe_ratio(residual[:, -1], gap).clamp(max=1)
-        return torch.where((gap > 0) | (energy == 0), tilt, 1.0)
+        return torch.where((gap == 0) & (energy != 0), 1.0, tilt)
 
 
 def matrix_free_measures(
@@ -255,10 +260,13 @@ def squared_norm(
         error = draws.std(1) / draws.shape[1] ** 0.5
         # Two standard errors, and a margin for how little few draws know of them.
         wanted = options.rtol * total / 2 / (1 + draws.shape[1] ** -0.5)
-        if bool((error <= wanted).all()):
+        if not bool((error > wanted).any()):  # what is not a number never will be
             return total, error
         # The probes that this error still lacks; a larger space would lower it too.
-        lacking = float((safe_ratio(error, wanted).square().max() - 1) * draws.shape[1])
+        lacking = float(
+            (safe_ratio(error, wanted).nan_to_num(0).square().max() - 1)
+            * draws.shape[1]
+        )
         pays = 2 * block < lacking < 0.8 * lacked[-2]
         growing = growing and space.can_grow and pays
         if growing:
@@ -361,9 +369,20 @@ def _gaussian(
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(like)
 
 
-def _orthonormal(block: Tensor, against: Tensor | None = None) -> Tensor:
-    """Return an orthonormal basis (n, k, b) of each block, off the basis given."""
+def _orthonormal(block: Tensor, against: Tensor, generator: torch.Generator) -> Tensor:
+    """Return an orthonormal basis (n, p, b) of each block, off the basis given.
+
+    A column with nothing new in it, of a sample whose range is exhausted before that
+    of the others, is replaced by a random one: normalised rounding would not be
+    orthogonal to anything.
+    """
+    block = torch.where(torch.isfinite(block), block, 0.0)
     basis = torch.linalg.qr(block)[0]
-    if against is not None:
-        basis = torch.linalg.qr(basis - against @ (against.mT @ basis))[0]
-    return basis
+    basis = basis - against @ (against.mT @ basis)
+    empty = basis.norm(dim=1, keepdim=True) < 0.1
+    if bool(empty.any()):
+        spare = _gaussian(tuple(basis.shape), generator, basis)
+        for _ in range(2):
+            spare = spare - against @ (against.mT @ spare)
+        basis = torch.where(empty, spare, basis)
+    return torch.linalg.qr(basis)[0]

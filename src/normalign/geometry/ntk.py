@@ -109,10 +109,13 @@ def ntk(
         tangents = _Tangents.of(network, names, _usable(x))
         other = None if z is None else _usable(z)
         block = None if chunk_size == "auto" else int(chunk_size)
-        if method == "auto":
-            method = tangents.cheaper_method(memory_budget)
-        if method == "products":
-            return tangents.products(other, block or _PRODUCT_BLOCK, memory_budget)
+        chosen = tangents.cheaper_method(memory_budget) if method == "auto" else method
+        if chosen == "products":
+            try:
+                return tangents.products(other, block or _PRODUCT_BLOCK, memory_budget)
+            except NotImplementedError:  # an operator without a forward-mode rule
+                if method != "auto":
+                    raise
         spare = memory_budget // (_COPIES * tangents.bytes_per_sample)
         return tangents.contraction(other, block or max(1, spare))
 

@@ -22,7 +22,7 @@ from normalign.geometry.quirks import (
     rounding,
 )
 
-__all__ = ["range_basis"]
+__all__ = ["holds_range", "range_basis"]
 
 # Factoring a wider head than this costs more than it can save.
 WIDEST = 1024
@@ -32,8 +32,9 @@ def range_basis(local_map: LocalMap, x: Tensor) -> Tensor | None:
     """Return orthonormal columns, (k, p), that span the range of J, or None.
 
     The last linear layer is the one whose result shares its memory with the model's
-    output. That alone proves little (an activation may have worked in place), so random
-    tangents are pushed through the model, and must come out inside the span.
+    output. That alone proves little (an activation may have worked in place), so a
+    random tangent is pushed through the model, and must come out inside the span:
+    :func:`holds_range`, here at the first sample, and by the caller at each of them.
 
     Returns
     -------
@@ -66,7 +67,7 @@ def range_basis(local_map: LocalMap, x: Tensor) -> Tensor | None:
                 dtype = torch.promote_types(weight.dtype, torch.float32)
                 basis = torch.linalg.qr(weight.to(dtype))[0].to(output.device)
                 linear = Linearization(point_map, vmappable=local_map.vmappable)
-                if _holds(linear, basis):
+                if holds_range(linear, basis):
                     return basis
     return None
 
@@ -78,12 +79,13 @@ def _is_part_of(output: Tensor, result: Tensor) -> bool:
     )
 
 
-def _holds(linear: Linearization, basis: Tensor) -> bool:
-    """Whether what a random tangent does to the output lies in the span."""
-    tangents = torch.randn(
-        2, *linear.input.shape, generator=torch.Generator().manual_seed(0)
+def holds_range(linear: Linearization, basis: Tensor) -> bool:
+    """Whether what a random tangent does to each sample's output lies in the span."""
+    tangent = torch.randn(
+        1, *linear.input.shape, generator=torch.Generator().manual_seed(0)
     )
-    pushed = linear.push(tangents.to(linear.input)).to(basis)
-    outside = pushed - pushed @ basis @ basis.mT
+    pushed = linear.push(tangent.to(linear.input)).to(basis)[0]
+    outside = (pushed - pushed @ basis @ basis.mT).norm(dim=1)
     # Anything nonlinear after the head leaves a fraction of order one.
-    return bool(outside.norm() <= rounding(linear.output.dtype) * pushed.norm())
+    tolerance = rounding(linear.output.dtype) * pushed.norm(dim=1)
+    return not bool((outside > tolerance).any())

@@ -17,7 +17,7 @@ from normalign.geometry.linearize import Linearization
 from normalign.geometry.local_map import At, LocalMap
 from normalign.geometry.margin import check_labels
 from normalign.geometry.matrix_free import MatrixFreeOptions, matrix_free_measures
-from normalign.geometry.output_range import range_basis
+from normalign.geometry.output_range import holds_range, range_basis
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -173,43 +173,17 @@ def local_geometry(
     if y is not None:
         check_labels(callee, y, (len(x),), k)
     basis = range_basis(local_map, x) if min(k, d) > FEW_PASSES and len(x) else None
-    passes = min(k, d) if basis is None else min(d, basis.shape[1])
-    if basis is not None and passes < basis.shape[1]:
+    if basis is not None and basis.shape[1] > d:
         basis = None  # columns are cheaper still
-    exact = method == "exact" or (method == "auto" and passes <= EXACT_UP_TO)
-    options = options or MatrixFreeOptions()
-    plan = plan_chunks(
-        local_map,
-        x,
-        chunk_size=chunk_size,
-        memory_budget=memory_budget,
-        n_vectors=min(passes, 64),
-        kept_per_sample=_kept_bytes(passes, k, d, element_size, exact, options),
-    )
-    generator = torch.Generator().manual_seed(0)
-    measured: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
+    work = _Work(k, d, element_size, method, options or MatrixFreeOptions())
+    room = {"chunk_size": chunk_size, "memory_budget": memory_budget}
     with torch.no_grad():
-        for piece in plan.pieces(len(x)):
-            linear = Linearization(
-                local_map.on(x[piece]), vmappable=local_map.vmappable
-            )
-            labels = None if y is None else y[piece].to(linear.input.device).long()
-            if exact:
-                measures = exact_measures(
-                    linear, labels, vectors=plan.vectors, range_basis=basis
-                )
-                measured.append((measures, {}))
-            else:
-                measured.append(
-                    matrix_free_measures(
-                        linear,
-                        labels,
-                        options=options,
-                        generator=generator,
-                        vectors=max(plan.vectors, options.block),
-                        range_basis=basis,
-                    )
-                )
+        measured = _measured(local_map, x, y, work, basis, **room)
+        if measured is None:  # the range holds at the first sample and not at all
+            basis = None
+            measured = _measured(local_map, x, y, work, None, **room)
+    assert measured is not None
+    exact = work.is_exact(basis)
     if not measured:
         measured.append((_nothing(x, y is not None, exact), {}))
     kept = torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -221,20 +195,80 @@ def local_geometry(
     )
 
 
-def _kept_bytes(
-    passes: int,
-    k: int,
-    d: int,
-    element_size: int,
-    exact: bool,
-    options: MatrixFreeOptions,
-) -> int:
-    if exact:  # the Jacobian, its float64 copy, and a temporary of the reductions
-        other = d if passes <= k and passes < d else k
-        return passes * other * (2 * element_size + 8 + 8) + 8 * 3 * passes * k
-    rank = min(options.max_rank, k, d)
-    # Basis and image of the space in float64, probes beside them, with temporaries.
-    return 8 * (4 * rank * (k + d) + options.block * (k + d))
+@dataclass(frozen=True)
+class _Work:
+    """The size of the problem, and by which route it is solved."""
+
+    k: int
+    d: int
+    element_size: int
+    method: str
+    options: MatrixFreeOptions
+
+    def passes(self, basis: Tensor | None) -> int:
+        return min(self.k, self.d) if basis is None else basis.shape[1]
+
+    def is_exact(self, basis: Tensor | None) -> bool:
+        few = self.passes(basis) <= EXACT_UP_TO
+        return self.method == "exact" or (self.method == "auto" and few)
+
+    def kept_bytes(self, basis: Tensor | None) -> int:
+        """Return the bytes of results and temporaries of one sample."""
+        passes, k, d = self.passes(basis), self.k, self.d
+        if self.is_exact(basis):
+            # The Jacobian and the blocks it comes from, two float64 copies of it and a
+            # temporary; beside it, a few matrices over all outputs.
+            other = k if basis is None and k > d else d
+            beside = 8 * 3 * passes * k if basis is not None else 8 * 8 * k
+            return passes * other * (2 * self.element_size + 3 * 8) + beside
+        rank = min(self.options.max_rank, k, d)
+        # Basis and image of the space in float64, probes beside them, temporaries.
+        return 8 * (4 * rank * (k + d) + self.options.block * (k + d))
+
+
+def _measured(
+    local_map: LocalMap,
+    x: Tensor,
+    y: Tensor | None,
+    work: _Work,
+    basis: Tensor | None,
+    *,
+    chunk_size: ChunkSize,
+    memory_budget: int | None,
+) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]] | None:
+    """Return measures and errors of each piece, or None if the range does not hold."""
+    exact, options = work.is_exact(basis), work.options
+    plan = plan_chunks(
+        local_map,
+        x,
+        chunk_size=chunk_size,
+        memory_budget=memory_budget,
+        n_vectors=min(work.passes(basis), 64),
+        kept_per_sample=work.kept_bytes(basis),
+    )
+    generator = torch.Generator().manual_seed(0)
+    measured = []
+    for piece in plan.pieces(len(x)):
+        linear = Linearization(local_map.on(x[piece]), vmappable=local_map.vmappable)
+        if basis is not None and not holds_range(linear, basis):
+            return None
+        labels = None if y is None else y[piece].to(linear.input.device).long()
+        if exact:
+            found = exact_measures(
+                linear, labels, vectors=plan.vectors, range_basis=basis
+            )
+            measured.append((found, {}))
+        else:
+            found = matrix_free_measures(
+                linear,
+                labels,
+                options=options,
+                generator=generator,
+                vectors=max(plan.vectors, options.block),
+                range_basis=basis,
+            )
+            measured.append(found)
+    return measured
 
 
 def _joined(parts: list[dict[str, Tensor]], dtype: torch.dtype) -> dict[str, Tensor]:

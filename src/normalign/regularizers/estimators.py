@@ -73,10 +73,10 @@ def augmented_norm(
     tensor([0., 0.], grad_fn=<...>)
     """
     _check_arguments(model, x, n_probes)
-    own = None if x.requires_grad else x.detach().requires_grad_()
+    own = None if x.requires_grad else x.detach().clone().requires_grad_()
     point = x if own is None else own
     with attention_with_derivatives():
-        output = model(point)
+        output = model(point.clone())  # a first layer may work in place
     _check_output(output, x)
 
     squared_norm = output.new_zeros(len(x))
