@@ -70,8 +70,8 @@ def local_affine(
     chunk_size : int, "auto" or None
         Samples worked on at once; "auto" keeps to the memory budget, None takes all.
     memory_budget : int, optional
-        Bytes of working memory for "auto", the result not counted; by default 1 GiB,
-        on a GPU two fifths of what is free.
+        Bytes of working memory that "auto" plans for, the result not counted; by
+        default 1 GiB, on a GPU two fifths of what is free.
 
     Returns
     -------

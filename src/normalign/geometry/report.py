@@ -141,8 +141,9 @@ def local_geometry(
     chunk_size : int, "auto" or None
         Samples worked on at once; "auto" keeps to the memory budget, None takes all.
     memory_budget : int, optional
-        Bytes of working memory for "auto"; by default 1 GiB, on a GPU two fifths of
-        what is free.
+        Bytes of working memory that "auto" plans for; by default 1 GiB, on a GPU two
+        fifths of what is free. A plan, not a wall: small budgets have been seen
+        exceeded twofold, and the C allocator keeps more.
     options : MatrixFreeOptions, optional
         Tolerance and limits of the matrix-free route.
 
