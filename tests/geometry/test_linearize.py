@@ -67,26 +67,35 @@ def test_forward_mode_and_double_backward_agree(case):
         torch.testing.assert_close(linear.push(tangents), forward)
 
 
+class Cube(torch.autograd.Function):
+    """An autograd function of the newer style, without a rule for vmap."""
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 3 * grad * ctx.saved_tensors[0] ** 2
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return 3 * tangent * ctx.saved_tensors[0] ** 2
+
+
 def test_an_operator_without_a_forward_rule_is_pushed_by_double_backward():
-    class Cube(torch.autograd.Function):
-        @staticmethod
-        def forward(x):
-            return x**3
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            ctx.save_for_backward(*inputs)
-
-        @staticmethod
-        def backward(ctx, grad):
-            return 3 * grad * ctx.saved_tensors[0] ** 2
-
+    class WithoutForwardRule(Cube):
         @staticmethod
         def jvp(ctx, tangent):
             raise NotImplementedError
 
     x = torch.randn(2, 3, dtype=torch.float64)
-    linear = Linearization(LocalMap(Cube.apply).on(x), vmappable=False)
+    linear = Linearization(LocalMap(WithoutForwardRule.apply).on(x), vmappable=False)
     pushed = linear.push(torch.stack([x, 2 * x]))
     expected = 3 * x**3
     torch.testing.assert_close(pushed, torch.stack([expected, 2 * expected]))
@@ -108,24 +117,6 @@ def test_compressed_products_are_those_of_the_range():
 
 
 def test_an_autograd_function_without_a_vmap_rule_is_taken_one_by_one():
-    class Cube(torch.autograd.Function):
-        @staticmethod
-        def forward(x):
-            return x**3
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            ctx.save_for_backward(*inputs)
-            ctx.save_for_forward(*inputs)
-
-        @staticmethod
-        def backward(ctx, grad):
-            return 3 * grad * ctx.saved_tensors[0] ** 2
-
-        @staticmethod
-        def jvp(ctx, tangent):
-            return 3 * tangent * ctx.saved_tensors[0] ** 2
-
     weight = torch.randn(7, 3, dtype=torch.float64)
     x = torch.randn(2, 3, dtype=torch.float64)
 

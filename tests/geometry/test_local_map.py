@@ -135,6 +135,19 @@ class TestWhichTensorIsTheInput:
         with pytest.raises(ValueError, match=r"with the batch first, got 'block'"):
             local_affine(self.Masked(True), torch.randint(0, 7, (2, 3)), at="block")
 
+    @pytest.mark.parametrize("n", [2, 5])
+    def test_tokens_before_the_batch_are_refused_even_if_as_many(self, n):
+        class TokensFirst(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.mix, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+            def forward(self, x):
+                return self.head(torch.tanh(self.mix(x.transpose(0, 1)))[-1])
+
+        with pytest.raises(ValueError, match=r"with the batch first, got 'mix'"):
+            local_affine(TokensFirst(), torch.randn(n, 5, 4), at="mix")
+
 
 def test_an_inference_tensor_is_copied_where_autograd_needs_it():
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
