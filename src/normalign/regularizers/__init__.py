@@ -1,5 +1,27 @@
 """Penalties that pull a network towards normal alignment."""
 
-from normalign.regularizers.estimators import augmented_norm
+from normalign.regularizers.estimators import (
+    augmented_norm,
+    exact_norm,
+    finite_noise,
+    input_probes,
+    nuclear_split,
+    orthogonal_probes,
+    output_probes,
+)
+from normalign.regularizers.forms import PenaltyForm
+from normalign.regularizers.functional import penalised
+from normalign.regularizers.grokalign import GrokAlign
 
-__all__ = ["augmented_norm"]
+__all__ = [
+    "GrokAlign",
+    "PenaltyForm",
+    "augmented_norm",
+    "exact_norm",
+    "finite_noise",
+    "input_probes",
+    "nuclear_split",
+    "orthogonal_probes",
+    "output_probes",
+    "penalised",
+]

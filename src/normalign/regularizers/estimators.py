@@ -1,54 +1,65 @@
-"""Unbiased estimates of Jacobian norms that cost one pull-back each."""
+"""Estimates of the squared norm of each sample's Jacobian, differentiable.
+
+Each returns ``(output, squared)``: what the model returns, from a pass that is shared
+with the task loss, and one number for each sample. Both are differentiable in the
+parameters. If the model draws random numbers (dropout), the estimate is of the map that
+was drawn.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from normalign._checks import require, require_kind
-from normalign.geometry.quirks import attention_with_derivatives, refuse_mixing
+from normalign.geometry.local_map import At
+from normalign.regularizers.calls import Call, check_call, eager_model, normal_noise
+from normalign.regularizers.forms import PenaltyForm
 
-__all__ = ["augmented_norm"]
+__all__ = [
+    "augmented_norm",
+    "exact_norm",
+    "finite_noise",
+    "input_probes",
+    "nuclear_split",
+    "orthogonal_probes",
+    "output_probes",
+]
+
+Model = Callable[..., Any]
 
 
-def augmented_norm(
-    model: Callable[[Tensor], Tensor],
+def output_probes(
+    model: Model,
     x: Tensor,
     *,
     n_probes: int = 1,
+    probe: str = "sphere",
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    r"""Return the outputs and an estimate of the squared norm of each local map.
+    r"""Return the outputs and the squared norms, by probes of the output space.
 
-    .. math:: \lVert J_x \rVert_F^2 + \lVert b_x \rVert_2^2
-        = \mathbb{E}_v\!\left[ \lVert J_x^\top v \rVert_2^2
-        + \big(v^\top f(x) - \langle J_x^\top v, x\rangle\big)^2 \right],
-        \qquad v \sim \mathcal{N}(0, I_k)
+    .. math:: \lVert J_x \rVert_F^2 = \mathbb{E}_v \lVert J_x^\top v \rVert_2^2
 
-    It is Hutchinson's estimator (Lemma *hutchinson*, Alg. 2) for the augmented
-    Jacobian :math:`(J_x, b_x)` in the constraint of Theorem 1: since
-    :math:`b_x = f(x) - J_x x`, the one vector :math:`J_x^\top v` gives both terms.
-    Unbiased for every ``n_probes``; with
-    :math:`A = J_x J_x^\top + b_x b_x^\top` its variance is
-    :math:`2\lVert A \rVert_F^2` over ``n_probes``. The released experiments penalise
-    the square root of the first term (biased low) and estimate the second with a
-    second forward pass; this form needs neither.
-
-    The cost is one forward pass, shared with the task loss through the returned
-    outputs, and one pull-back per probe. Both returned tensors are differentiable in
-    the parameters. If the model draws random numbers (dropout), the estimate is of
-    the map that was drawn.
+    (Alg. output_approximation.) One forward pass and one pull-back per probe: the
+    cheapest. With :math:`A = J_x J_x^\top` and k outputs the variance of one probe is
+    :math:`2 \lVert A \rVert_F^2` for ``"normal"``, as in the paper, and
+    :math:`\frac{2k}{k+2} (\lVert A \rVert_F^2 - (\mathrm{tr} A)^2 / k)` for
+    ``"sphere"``: lower, and zero for one output.
 
     Parameters
     ----------
     model : callable
-        Maps ``x`` to outputs of shape (n, ...), each sample on its own.
+        Maps ``x`` to outputs of shape (n, ...), each sample on its own. Batch
+        normalisation in training mode counts as the affine map at fixed statistics.
     x : Tensor of shape (n, ...)
         Floating point. It is not changed, and need not require a gradient.
     n_probes : int, default=1
-        Number of probes :math:`v` for each sample.
+        Number of probes for each sample; the estimate is their mean.
+    probe : {"sphere", "normal"}
+        Uniform on the sphere of radius :math:`\sqrt k`, or standard normal.
     generator : torch.Generator, optional
         Source of the probes; ``None`` is torch's default generator.
 
@@ -56,14 +67,211 @@ def augmented_norm(
     -------
     output : Tensor of shape (n, ...)
         What ``model(x)`` returns.
-    squared_norm : Tensor of shape (n,)
+    squared : Tensor of shape (n,)
 
     Raises
     ------
     ValueError
-        If batch normalisation uses the statistics of the batch (it couples the
-        samples), if the outputs do not depend on ``x``, or if the estimate would not
-        be differentiable in any parameter, so that penalising it would do nothing.
+        If the outputs do not depend on ``x``, or if the estimate would not be
+        differentiable in any parameter, so that penalising it would do nothing.
+
+    Examples
+    --------
+    >>> model = torch.nn.Linear(3, 1, bias=False)
+    >>> _ = torch.nn.init.ones_(model.weight)
+    >>> output_probes(model, torch.ones(2, 3))[1]  # one output: exact
+    tensor([3., 3.], grad_fn=<...>)
+    """
+    form = _form("output_probes", "output", n_probes, probe)
+    return _estimated("output_probes", model, x, form, generator)
+
+
+def input_probes(
+    model: Model,
+    x: Tensor,
+    *,
+    n_probes: int = 1,
+    probe: str = "sphere",
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    r"""Return the outputs and the squared norms, by probes of the input space.
+
+    .. math:: \lVert J_x \rVert_F^2 = \mathbb{E}_u \lVert J_x u \rVert_2^2
+
+    (Alg. input_approximation.) One pass with a tangent beside it per probe; the first
+    gives the outputs too. The variance is that of :func:`output_probes` with
+    :math:`A = J_x^\top J_x` and d in the place of k.
+
+    Parameters and results are those of :func:`output_probes`; batch normalisation in
+    training mode is refused.
+
+    Examples
+    --------
+    >>> model = torch.nn.Linear(1, 2, bias=False)
+    >>> _ = torch.nn.init.ones_(model.weight)
+    >>> input_probes(model, torch.ones(2, 1))[1]  # one input: exact
+    tensor([2., 2.], grad_fn=<...>)
+    """
+    form = _form("input_probes", "input", n_probes, probe)
+    return _estimated("input_probes", model, x, form, generator)
+
+
+def orthogonal_probes(
+    model: Model,
+    x: Tensor,
+    *,
+    n_probes: int = 1,
+    probe: str = "sphere",
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    r"""Return the outputs and what each Jacobian does away from its point.
+
+    .. math:: \mathcal R_\perp(x) = \lVert J_x P_{\hat x^\perp} \rVert_F^2
+        = \mathbb{E}_u \lVert J_x (u - \langle u, \hat x\rangle \hat x) \rVert_2^2
+
+    (Alg. input_approximation_orthogonal, Lemma hutchinson_projected.) Zero exactly for
+    ``J = c x^T``. Where x is zero nothing is projected out. Its exact value is
+    :func:`normalign.theory.orthogonal_energy`.
+
+    Parameters and results are those of :func:`output_probes`; batch normalisation in
+    training mode is refused.
+
+    Examples
+    --------
+    >>> model = torch.nn.Linear(2, 2, bias=False)
+    >>> _ = torch.nn.init.ones_(model.weight)
+    >>> orthogonal_probes(model, torch.ones(1, 2))[1].abs() < 1e-12  # J = 1 x^T
+    tensor([True])
+    """
+    form = _form("orthogonal_probes", "orthogonal", n_probes, probe)
+    return _estimated("orthogonal_probes", model, x, form, generator)
+
+
+def nuclear_split(
+    model: Model,
+    x: Tensor,
+    *,
+    at: str | At | None = None,
+    n_probes: int = 1,
+    probe: str = "sphere",
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    r"""Return the outputs and the mean squared norm of a model's two halves.
+
+    .. math:: \mathcal R_{\mathrm{Nuc}}(x) = \tfrac12 \big(
+        \lVert J_x(h) \rVert_F^2 + \lVert J_{h(x)}(g) \rVert_F^2 \big),
+        \qquad f = g \circ h
+
+    (Sec. nuclear_norm_regularization.) At least the nuclear norm of :math:`J_x`, with
+    equality for the best of all factorisations: a penalty on the rank. Both norms by
+    probes of the halves' output spaces; two pull-backs of half the model per probe.
+
+    Parameters
+    ----------
+    model, x, n_probes, probe, generator
+        As for :func:`output_probes`.
+    at : str or At, optional
+        The submodule whose input is the cut; by default the middle of an
+        ``nn.Sequential``. Everything must pass through it.
+
+    Returns
+    -------
+    output : Tensor of shape (n, ...)
+    squared : Tensor of shape (n,)
+
+    Raises
+    ------
+    ValueError
+        As for :func:`output_probes`; or if no cut is given for a model that is not a
+        chain, or a connection goes around the cut.
+
+    Examples
+    --------
+    >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+    >>> _ = [torch.nn.init.constant_(p, 3.0) for p in model.parameters()]
+    >>> nuclear_split(model, torch.ones(1, 1))[1]  # (3^2 + 3^2) / 2, and |J|_* = 9
+    tensor([9.], grad_fn=<...>)
+    """
+    form = _form("nuclear_split", "nuclear", n_probes, probe, at=at)
+    return _estimated("nuclear_split", model, x, form, generator)
+
+
+def exact_norm(model: Model, x: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Return the outputs and the squared norm of each Jacobian, without probes.
+
+    .. math:: \lVert J_x \rVert_F^2 = \sum_{i,j} (\partial f_i / \partial x_j)^2
+
+    By k pull-backs or d push-forwards, the cheaper: for few outputs, few inputs and for
+    tests. Parameters and results are those of :func:`output_probes`.
+
+    Examples
+    --------
+    >>> model = torch.nn.Linear(3, 2, bias=False)
+    >>> _ = torch.nn.init.ones_(model.weight)
+    >>> exact_norm(model, torch.ones(2, 3))[1]
+    tensor([6., 6.], grad_fn=<...>)
+    """
+    form = _form("exact_norm", "exact", 1, "sphere")
+    return _estimated("exact_norm", model, x, form, None)
+
+
+def finite_noise(
+    model: Model,
+    x: Tensor,
+    *,
+    std: float = 0.01,
+    n_probes: int = 1,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    r"""Return the outputs and how far they move when the inputs are shaken.
+
+    .. math:: \mathcal R_\sigma(x) = \mathbb{E}_\epsilon\, \lVert f(x + \epsilon)
+        - f(x) \rVert_2^2 / \sigma^2, \qquad \epsilon \sim \mathcal N(0, \sigma^2 I)
+
+    (Sec. 3.1.4.) Tends to :math:`\lVert J_x \rVert_F^2` as :math:`\sigma \to 0`, and
+    is an estimate of it where the model is affine within a few :math:`\sigma`. Needs
+    no derivative in x: one more forward pass per probe. A difference of close numbers:
+    too small a ``std`` leaves rounding.
+
+    Parameters and results are those of :func:`output_probes`, with ``std`` the standard
+    deviation :math:`\sigma`; batch normalisation in training mode is refused.
+
+    Examples
+    --------
+    >>> model = torch.nn.Linear(3, 2)
+    >>> _ = [torch.nn.init.zeros_(p) for p in model.parameters()]
+    >>> finite_noise(model, torch.ones(2, 3))[1]
+    tensor([0., 0.], grad_fn=<...>)
+    """
+    form = _form("finite_noise", "noise", n_probes, "normal", std=std)
+    return _estimated("finite_noise", model, x, form, generator)
+
+
+def augmented_norm(
+    model: Model,
+    x: Tensor,
+    *,
+    n_probes: int = 1,
+    probe: str = "normal",
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    r"""Return the outputs and an estimate of the squared norm of each local map.
+
+    .. math:: \lVert J_x \rVert_F^2 + \lVert b_x \rVert_2^2
+        = \mathbb{E}_v\!\left[ \lVert J_x^\top v \rVert_2^2
+        + \big(v^\top f(x) - \langle J_x^\top v, x\rangle\big)^2 \right]
+
+    It is Hutchinson's estimator (Lemma *hutchinson*, Alg. output_approximation) for the
+    augmented Jacobian :math:`(J_x, b_x)` in the constraint of Theorem 1: since
+    :math:`b_x = f(x) - J_x x`, the one vector :math:`J_x^\top v` gives both terms.
+    Unbiased for every ``n_probes``; with
+    :math:`A = J_x J_x^\top + b_x b_x^\top` the variance is that of
+    :func:`output_probes`. The released experiments penalise the square root of the
+    first term (biased low) and estimate the second with a second forward pass; this
+    form needs neither.
+
+    Parameters and results are those of :func:`output_probes`. The cost is one forward
+    pass and one pull-back per probe.
 
     Examples
     --------
@@ -72,99 +280,26 @@ def augmented_norm(
     >>> augmented_norm(model, torch.ones(2, 3))[1]  # J = 0 and b = 0
     tensor([0., 0.], grad_fn=<...>)
     """
-    _check_arguments(model, x, n_probes)
-    own = None if x.requires_grad else x.detach().clone().requires_grad_()
-    point = x if own is None else own
-    with attention_with_derivatives():
-        output = model(point.clone())  # a first layer may work in place
-    _check_output(output, x)
-
-    squared_norm = output.new_zeros(len(x))
-    for _ in range(n_probes):
-        probe = _probe(output, generator)
-        pulled = _pull_back(output, probe, point, own).flatten(start_dim=1)
-        along = (pulled * point.flatten(start_dim=1)).sum(dim=1)
-        offset = (probe * output).flatten(start_dim=1).sum(dim=1) - along
-        squared_norm = squared_norm + pulled.square().sum(dim=1) + offset.square()
-    return output, squared_norm / n_probes
+    form = _form("augmented_norm", "output", n_probes, probe, offset=True)
+    return _estimated("augmented_norm", model, x, form, generator)
 
 
-def _probe(output: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draw standard normal numbers where the generator lives, for each output."""
-    device = output.device if generator is None else generator.device
-    probe = torch.randn(
-        output.shape, generator=generator, device=device, dtype=output.dtype
+def _form(
+    callee: str, estimator: str, n_probes: int, probe: str, **others: Any
+) -> PenaltyForm:
+    others = {"offset": False, **others}
+    return PenaltyForm(
+        estimator=estimator, n_probes=n_probes, probe=probe, callee=callee, **others
     )
-    return probe.to(output.device)
 
 
-def _pull_back(
-    output: Tensor, probe: Tensor, point: Tensor, ignored: Tensor | None
-) -> Tensor:
-    """Return ``J^T v`` for each sample, with its graph, shaped like the input."""
-    pulled = torch.autograd.grad(
-        output, point, grad_outputs=probe, create_graph=True, allow_unused=True
-    )[0]
-    callee, argument = "augmented_norm", "model"
-    rule = "a function of x"
-    require(pulled is not None, callee, argument, rule, "outputs that ignore x")
-    rule = "differentiable in its parameters through its Jacobian"
-    got = "a Jacobian that depends on none"
-    remedy = "Check that some have requires_grad=True and that nothing detaches them."
-    require(_reaches_a_leaf(pulled, ignored), callee, argument, rule, got, remedy)
-    return pulled
-
-
-def _reaches_a_leaf(value: Tensor, ignored: Tensor | None) -> bool:
-    """Say whether a gradient of ``value`` reaches any leaf but the ignored one.
-
-    ``value.requires_grad`` is not enough: the pull-back through a frozen ReLU network
-    has a graph, but only back to the input.
-    """
-    stack, seen = [value.grad_fn], set()
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if leaf is not None and leaf is not ignored:
-            return True
-        stack.extend(parent for parent, _ in node.next_functions)
-    return False
-
-
-def _check_arguments(
-    model: Callable[[Tensor], Tensor], x: Tensor, n_probes: int
-) -> None:
-    callee = "augmented_norm"
-    real = isinstance(x, Tensor) and x.is_floating_point()
-    require_kind(real, callee, "x", "a floating point tensor", x)
-    require(x.ndim >= 2, callee, "x", "of shape (n, ...)", x)
-    whole = isinstance(n_probes, int) and not isinstance(n_probes, bool)
-    require_kind(whole, callee, "n_probes", "an integer", n_probes)
-    require(n_probes >= 1, callee, "n_probes", "at least 1", n_probes)
-    remedy = "A penalty computed without gradients would do nothing."
-    require(
-        torch.is_grad_enabled(), callee, "the call", "made with gradients enabled",
-        "a call under torch.no_grad()", remedy,
-    )  # fmt: skip
-    refuse_mixing(
-        model, callee,
-        "Put those layers into eval() while you train the rest, or use a "
-        "normalisation within the sample, such as torch.nn.GroupNorm.",
-    )  # fmt: skip
-
-
-def _check_output(output: Tensor, x: Tensor) -> None:
-    callee, argument = "augmented_norm", "model"
-    tensor = isinstance(output, Tensor)
-    require_kind(tensor, callee, argument, "a function into tensors", output)
-    per_sample = output.ndim >= 2 and len(output) == len(x)
-    rule = f"a function into tensors of shape (n, ...) with n = {len(x)}"
-    require(per_sample, callee, argument, rule, output)
-    rule = "differentiable in x"
-    remedy = "Nothing inside it may detach, or run under torch.no_grad()."
-    require(
-        output.requires_grad, callee, argument, rule, "outputs without a graph", remedy
-    )
+def _estimated(
+    callee: str,
+    model: Model,
+    x: Tensor,
+    form: PenaltyForm,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor]:
+    model = eager_model(model)
+    check_call(model, x, form, callee)
+    return Call(model, form, callee)(model, x, normal_noise(generator))

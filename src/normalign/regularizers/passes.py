@@ -1,0 +1,88 @@
+"""One forward pass of a model and the products with its Jacobian at that point.
+
+Every estimator is written once, over :class:`LocalPass`. ``eager.py`` runs a model as
+it is, with plain autograd; ``functional.py`` has the same for pure functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["LocalPass", "Pullable", "SameDraws"]
+
+
+class Pullable(Protocol):
+    """A map at a batch of points: its value, and products with its transpose.
+
+    All products are per sample and differentiable in the parameters of the map.
+    """
+
+    @property
+    def output(self) -> Tensor:
+        """The values of the map, (n, ...)."""
+        ...
+
+    def pull(self, cotangent: Tensor) -> Tensor:
+        """Return ``J^T v``, shaped like the points, for v shaped like the output."""
+        ...
+
+
+class LocalPass(Pullable, Protocol):
+    """A map at a batch of points, its derivative both ways, and in two parts."""
+
+    @property
+    def point(self) -> Tensor:
+        """The points, (n, ...)."""
+        ...
+
+    def push(self, tangent: Tensor) -> Tensor:
+        """Return ``J u``, shaped like the output, for u shaped like the points."""
+        ...
+
+    def moved(self, step: Tensor) -> Tensor:
+        """Return the values at the points plus a step."""
+        ...
+
+    def halves(self) -> tuple[Pullable, Pullable]:
+        """Return the parts before and after the cut."""
+        ...
+
+
+class SameDraws:
+    """The random state of the first pass, given again to every later one.
+
+    Dropout then keeps the same units in all of them. What comes after sees the state
+    that the first pass left.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._devices = [device] if device.type == "cuda" else []
+        self._states: list[Tensor] | None = None
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Run one pass inside."""
+        if self._states is None:
+            self._states = self._read()
+            yield
+            return
+        now = self._read()
+        self._write(self._states)
+        try:
+            yield
+        finally:
+            self._write(now)
+
+    def _read(self) -> list[Tensor]:
+        states = [torch.cuda.get_rng_state(device) for device in self._devices]
+        return [torch.get_rng_state(), *states]
+
+    def _write(self, states: list[Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        for device, state in zip(self._devices, states[1:], strict=True):
+            torch.cuda.set_rng_state(state, device)
