@@ -36,6 +36,11 @@ _HOMES = {
     # all of them at once, without building the Jacobian
     "LocalGeometry": "geometry",
     "local_geometry": "geometry",
+    # pull a model towards alignment while it trains
+    "GrokAlign": "regularizers",
+    # many networks at once
+    "Ensemble": "training",
+    "Member": "training",
     # pictures
     "plot_centroids": "plots",
     "plot_partition": "plots",
@@ -43,8 +48,11 @@ _HOMES = {
 
 __all__ = [
     "At",
+    "Ensemble",
+    "GrokAlign",
     "LocalAffine",
     "LocalGeometry",
+    "Member",
     "PowerDiagram",
     "__version__",
     "alignment_ratio",
@@ -158,4 +166,13 @@ if TYPE_CHECKING:  # what type checkers and editors see; keep in step with _HOME
     )
     from normalign.plots import (
         plot_partition as plot_partition,
+    )
+    from normalign.regularizers import (
+        GrokAlign as GrokAlign,
+    )
+    from normalign.training import (
+        Ensemble as Ensemble,
+    )
+    from normalign.training import (
+        Member as Member,
     )

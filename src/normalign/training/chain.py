@@ -1,0 +1,249 @@
+"""Chains of linear maps and elementwise activations, many networks at once.
+
+The fast road of the ensemble. A network ``A_m φ A_{m-1} ... φ A_1`` has its derivatives
+in closed form,
+
+    J = W_m D_{m-1} W_{m-1} ... D_1 W_1,    D_i = diag(φ'(z_i)),
+
+so that the pull-back ``v -> J^T v`` and the push-forward ``u -> J u`` are chains of
+products, written out here. A penalty on them then needs first-order autograd only,
+where a general network needs second derivatives of every operation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normalign.nn import Quadratic
+from normalign.regularizers.passes import LocalPass
+
+__all__ = ["Chain", "ChainPass"]
+
+
+class Activation(NamedTuple):
+    """An elementwise function with its slope, both differentiable.
+
+    ``slope(z, h)`` may use the value ``h = φ(z)`` where that is cheaper.
+    """
+
+    value: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor, Tensor], Tensor]
+
+
+def _gelu_slope(z: Tensor, h: Tensor) -> Tensor:
+    density = (-0.5 * z.square()).exp() / math.sqrt(2 * math.pi)
+    return torch.special.ndtr(z) + z * density
+
+
+def _silu_slope(z: Tensor, h: Tensor) -> Tensor:
+    gate = z.sigmoid()
+    return gate + h * (1 - gate)
+
+
+def _activation(module: nn.Module) -> Activation | None:
+    """Return the function of an activation module, or ``None`` if it is not known."""
+    kind = type(module)
+    if isinstance(module, nn.LeakyReLU):
+        slope = float(module.negative_slope)
+        return Activation(
+            lambda z: nn.functional.leaky_relu(z, slope),
+            lambda z, h: torch.where(h > 0, 1.0, slope).to(z),
+        )
+    if kind is nn.GELU and module.approximate != "none":
+        return None
+    return _ACTIVATIONS.get(kind)
+
+
+_ACTIVATIONS: dict[type[nn.Module], Activation] = {
+    nn.ReLU: Activation(torch.relu, lambda z, h: (h > 0).to(z)),
+    Quadratic: Activation(torch.square, lambda z, h: 2 * z),
+    nn.Tanh: Activation(torch.tanh, lambda z, h: 1 - h.square()),
+    nn.Sigmoid: Activation(torch.sigmoid, lambda z, h: h * (1 - h)),
+    nn.SiLU: Activation(nn.functional.silu, _silu_slope),
+    nn.GELU: Activation(nn.functional.gelu, _gelu_slope),
+    nn.Identity: Activation(lambda z: z, lambda z, h: torch.ones_like(z)),
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear map and what follows it: positions in the list of parameters."""
+
+    weight: int
+    bias: int | None
+    activation: Activation | None
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The shape of a chain, without its numbers.
+
+    Parameters
+    ----------
+    layers : tuple of Layer
+        In the order in which an input meets them; the last has no activation.
+    flattens : bool
+        Whether the network flattens its input first; without, inputs are vectors.
+    """
+
+    layers: tuple[Layer, ...]
+    flattens: bool = False
+
+    @classmethod
+    def of(cls, network: nn.Module) -> Chain | None:
+        """Return the chain of a sequential network, or ``None`` if it is none.
+
+        Flattening of the input may come first: it changes no number. Shared layers,
+        hooks and parametrizations are not chains: they need the module itself.
+        """
+        modules = _flat(network)
+        if modules is None or len(set(modules)) < len(modules):
+            return None
+        names = {id(p): i for i, p in enumerate(network.parameters())}
+        flattens = bool(modules) and type(modules[0]) is nn.Flatten
+        if flattens:
+            ends = (modules[0].start_dim, modules[0].end_dim)
+            if ends != (1, -1):
+                return None
+            modules = modules[1:]
+        layers: list[Layer] = []
+        for module in modules:
+            if type(module) is nn.Linear:
+                bias = None if module.bias is None else names[id(module.bias)]
+                layers.append(Layer(names[id(module.weight)], bias, None))
+                continue
+            activation = _activation(module)
+            if activation is None or not layers or layers[-1].activation:
+                return None
+            last = layers[-1]
+            layers[-1] = Layer(last.weight, last.bias, activation)
+        if not layers or layers[-1].activation is not None:
+            return None
+        return cls(tuple(layers), flattens)
+
+    def run(self, parameters: Sequence[Tensor], x: Tensor) -> ChainPass:
+        """Send the inputs of every network through it.
+
+        Parameters
+        ----------
+        parameters : sequence of Tensor of shape (s, ...)
+            The stacked parameters, in the order of ``network.parameters()``.
+        x : Tensor of shape (s, n, ...)
+        """
+        hidden = x.flatten(2)
+        slopes: list[Callable[[], Tensor]] = []
+        for layer in self.layers:
+            weight = parameters[layer.weight].mT
+            if layer.bias is None:
+                value = torch.bmm(hidden, weight)
+            else:
+                value = torch.baddbmm(parameters[layer.bias][:, None], hidden, weight)
+            if layer.activation is None:
+                return ChainPass(self, parameters, x, slopes, value)
+            hidden = layer.activation.value(value)
+            slopes.append(_later(layer.activation.slope, value, hidden))
+        raise AssertionError("a chain ends with a linear layer")  # by Chain.of
+
+
+def _later(
+    slope: Callable[[Tensor, Tensor], Tensor], z: Tensor, h: Tensor
+) -> Callable[[], Tensor]:
+    """Return a function that works out the slope once, when it is first needed."""
+    kept: list[Tensor] = []
+
+    def value() -> Tensor:
+        if not kept:
+            kept.append(slope(z, h))
+        return kept[0]
+
+    return value
+
+
+class ChainPass:
+    """One pass through stacked chains: outputs, pull-backs and push-forwards.
+
+    The networks and their samples are one long batch here: ``s * n`` rows, those of
+    the first network first.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        parameters: Sequence[Tensor],
+        x: Tensor,
+        slopes: list[Callable[[], Tensor]],
+        stacked: Tensor,
+    ) -> None:
+        self._chain, self._parameters, self._x = chain, parameters, x
+        self._weights = [parameters[layer.weight] for layer in chain.layers]
+        self._slopes = slopes
+        self.stacked = stacked
+
+    @property
+    def point(self) -> Tensor:
+        """The inputs, (s * n, ...)."""
+        return self._x.flatten(0, 1)
+
+    @property
+    def output(self) -> Tensor:
+        """The outputs, (s * n, k)."""
+        return self.stacked.flatten(0, 1)
+
+    def moved(self, step: Tensor) -> Tensor:
+        """Return the outputs at the inputs plus a step, (s * n, k)."""
+        x = self._x + step.reshape(self._x.shape)
+        return self._chain.run(self._parameters, x).output
+
+    def halves(self) -> tuple[LocalPass, LocalPass]:
+        """Refuse: cutting a network needs its module."""
+        raise NotImplementedError  # StackedChains sends such penalties elsewhere
+
+    def pull(self, cotangent: Tensor) -> Tensor:
+        """Return ``J^T v`` at each sample, (s * n, ...), for v of shape (s * n, k)."""
+        row = cotangent.reshape(self.stacked.shape)
+        for i in range(len(self._weights) - 1, -1, -1):
+            row = torch.bmm(row, self._weights[i])
+            if i > 0:
+                row = row * self._slopes[i - 1]()
+        return row.reshape(self.point.shape)
+
+    def push(self, tangent: Tensor) -> Tensor:
+        """Return ``J u`` at each sample, (s * n, k), for u of shape (s * n, ...)."""
+        s, n, _ = self.stacked.shape
+        column = tangent.reshape(s, n, -1)
+        for i, weight in enumerate(self._weights):
+            column = torch.bmm(column, weight.mT)
+            if i < len(self._slopes):
+                column = column * self._slopes[i]()
+        return column.flatten(0, 1)
+
+    def jacobian(self) -> Tensor:
+        """Return every Jacobian, (s, n, k, d)."""
+        s, n, k = self.stacked.shape
+        rows = self._weights[-1][:, None].expand(s, n, k, -1)
+        for i in range(len(self._slopes) - 1, -1, -1):
+            rows = (rows * self._slopes[i]()[:, :, None]).flatten(1, 2)
+            rows = torch.bmm(rows, self._weights[i]).unflatten(1, (n, k))
+        return rows
+
+
+def _flat(network: nn.Module) -> list[nn.Module] | None:
+    """Return the layers of nested plain sequentials in order; ``None`` for others."""
+    hooked = network._forward_hooks or network._forward_pre_hooks
+    if hooked or getattr(network, "parametrizations", None) is not None:
+        return None
+    if type(network) is not nn.Sequential:
+        return None if next(network.children(), None) is not None else [network]
+    layers: list[nn.Module] = []
+    for child in network:
+        inner = _flat(child)
+        if inner is None:
+            return None
+        layers += inner
+    return layers

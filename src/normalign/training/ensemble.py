@@ -1,0 +1,560 @@
+"""Many networks at once: seeds, methods and weights train in lockstep.
+
+Every network is a row of one tensor and goes its own way: its start, its order of
+samples, its probes, its learning rate and its penalty depend on its own settings only,
+never on its neighbours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normalign._checks import complaint, describe, require, require_kind
+from normalign.regularizers import PenaltyForm
+from normalign.training.checkpoint import (
+    fingerprint,
+    read_checkpoint,
+    write_checkpoint,
+)
+from normalign.training.group import Group, Plan, Record
+from normalign.training.history import History
+from normalign.training.interrupts import Interrupts
+from normalign.training.loop import Split, is_evaluated
+from normalign.training.losses import stacked_loss
+from normalign.training.networks import Networks, stacked
+from normalign.training.refusals import (
+    check_counts,
+    check_sets,
+    check_whole,
+    structure,
+)
+from normalign.training.rules import SGD, AdamW, Grokfast, OrthoGrad, StackedRule
+from normalign.training.stack import Measure, Stack
+from normalign.training.tables import Pair, Tables, named_sets, one_each, with_targets
+
+__all__ = ["Ensemble", "Member", "Trained", "train_together"]
+
+Row = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Member:
+    """How one network of an ensemble is trained.
+
+    Parameters
+    ----------
+    seed : int
+        Of the order of its samples and of the probes of its penalty.
+    optimizer : SGD or AdamW
+        From :mod:`normalign.training.rules`.
+    weight : float, default=0
+        Weight of the penalty; 0 is none.
+    penalty : PenaltyForm
+        Which penalty. Members with one form share their kernels, whatever their weight.
+    gradient_filter : Grokfast, OrthoGrad or None
+        From :mod:`normalign.training.rules`.
+
+    Examples
+    --------
+    >>> Member(seed=3, optimizer=SGD(0.1), weight=0.01).penalty.power
+    2
+    """
+
+    seed: int
+    optimizer: SGD | AdamW
+    weight: float = 0.0
+    penalty: PenaltyForm = PenaltyForm()  # noqa: RUF009  (frozen)
+    gradient_filter: Grokfast | OrthoGrad | None = None
+
+    def __post_init__(self) -> None:
+        kind = isinstance(self.seed, int) and not isinstance(self.seed, bool)
+        require_kind(kind, "Member", "seed", "an integer", self.seed)
+        kind = isinstance(self.optimizer, SGD | AdamW)
+        rule = "an SGD or AdamW of normalign.training.rules"
+        require_kind(kind, "Member", "optimizer", rule, self.optimizer)
+        kind = isinstance(self.gradient_filter, Grokfast | OrthoGrad | None)
+        rule = "a Grokfast or OrthoGrad of normalign.training.rules, or None"
+        require_kind(kind, "Member", "gradient_filter", rule, self.gradient_filter)
+        kind = isinstance(self.penalty, PenaltyForm)
+        require_kind(kind, "Member", "penalty", "a PenaltyForm", self.penalty)
+        kind = isinstance(self.weight, int | float)
+        require_kind(kind, "Member", "weight", "a number", self.weight)
+        legal = 0 <= self.weight < float("inf")
+        require(legal, "Member", "weight", "finite and at least 0", self.weight)
+        legal = -(2**63) <= self.seed < 2**63
+        require(legal, "Member", "seed", "a 64-bit integer", self.seed)
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What networks must have in common to share their kernels."""
+        form = self.penalty if self.weight > 0 else None
+        return type(self.optimizer), type(self.gradient_filter), form
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What became of one network of an ensemble.
+
+    Parameters
+    ----------
+    member : Member
+    history : History
+        One row per evaluated epoch.
+    stopped : str
+        Why it ended: ``"criterion"`` (``until`` was met), ``"epochs"`` (all were
+        trained), ``"diverged"`` (its loss was not finite), ``"callback"`` or
+        ``"interrupted"``.
+    weights : dict of str to Tensor
+        Its parameters at the end, by name, on the CPU.
+    """
+
+    member: Member
+    history: History
+    stopped: str
+    weights: dict[str, Tensor]
+
+
+class Ensemble:
+    r"""Networks of one architecture, ready to be trained in lockstep.
+
+    .. math:: \min_{\theta_i}\; \frac1n \sum_j \ell(f_{\theta_i}(x_j), y_j)
+        + w_i\, \frac1n \sum_j R(x_j; \theta_i), \qquad i = 1, \dots, s
+
+    Epoch 0 is the untouched network, epoch ``e`` the network after ``e`` passes
+    through its training set. Networks that are chains of linear layers and elementwise
+    activations take a fast road (see :mod:`normalign.training.chain`); any other module
+    without dropout and batch statistics goes through ``torch.func``. On CUDA a whole
+    epoch is one captured graph, and the host waits for the device at evaluations only.
+
+    A network's course depends on its own row of the arguments and its seed: alone or
+    beside others it takes the same steps, up to the order in which a device sums.
+
+    Parameters
+    ----------
+    networks : sequence of torch.nn.Module
+        The start of each member; copied, not changed.
+    data : Split, or a sequence of one Split for each member
+        Four tensors ``x_train, y_train, x_test, y_test``.
+    members : sequence of Member
+    loss : {"cross_entropy", "squared_error"} or callable
+        The squared error is the mean over samples and outputs, against one-hot rows
+        where targets are class numbers. A callable ``loss(output, target)`` gives the
+        mean over its batch, of one network.
+    epochs : int
+        The most that any member is trained.
+    batch_size : int, optional
+        All samples at once by default. The last batch of an epoch may be smaller.
+    also : dict of str to (x, y), or to a sequence of one (x, y) for each member
+        Further sets to evaluate on, for columns ``NAME_loss`` and ``NAME_accuracy``.
+    evaluate : callable
+        Says at which epochs a row is made; the last epoch always makes one.
+    until : callable, optional
+        ``until(row)`` says whether the member whose row it is has finished.
+    measure : callable, optional
+        Further columns, one number per network, from the :class:`Stack`; see
+        :func:`normalign.training.stacked_geometry`.
+    measure_at : callable, optional
+        At which of the evaluated epochs to measure; NaN elsewhere.
+    device : torch.device or str, optional
+        Where to train; by default where the networks are.
+
+    Examples
+    --------
+    >>> from normalign.data import xor_clusters
+    >>> from normalign.nn import mlp
+    >>> task = xor_clusters(n_train=8, n_test=8, n_inputs=4)
+    >>> ensemble = Ensemble(
+    ...     [mlp([4, 16, 1]), mlp([4, 16, 1])], task,
+    ...     [Member(0, SGD(0.1)), Member(1, SGD(0.2), weight=0.01)],
+    ...     loss="squared_error", epochs=3)
+    >>> [trained.history["epoch"][-1] for trained in ensemble.train()]
+    [3, 3]
+    """
+
+    def __init__(  # noqa: PLR0913  (what a training run is made of)
+        self,
+        networks: Sequence[nn.Module],
+        data: Split | Sequence[Split],
+        members: Sequence[Member],
+        *,
+        loss: str | Callable[[Tensor, Tensor], Tensor],
+        epochs: int,
+        batch_size: int | None = None,
+        also: Mapping[str, Pair | Sequence[Pair]] | None = None,
+        evaluate: Callable[[int], bool] = is_evaluated,
+        until: Callable[[Row], bool] | None = None,
+        measure: Measure | None = None,
+        measure_at: Callable[[int], bool] = lambda epoch: True,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.members = list(members)
+        splits = one_each(data, len(self.members))
+        check_counts(networks, splits, len(self.members))
+        check_whole("epochs", epochs, 0)
+        if batch_size is not None:
+            check_whole("batch_size", batch_size, 1)
+        sets = named_sets(splits, also or {})
+        check_sets(sets, len(self.members))
+        x = splits[0].x_train
+        start = next(networks[0].parameters(), torch.empty(0)).device
+        place = start if device is None else torch.device(device)
+        self.networks, self.start = stacked(networks, x, device=place)
+        self.loss, self._stacked_loss = loss, stacked_loss(loss)
+        self.plan = Plan(epochs, evaluate, until, measure, measure_at)
+        self.batch_size = batch_size or len(x)
+        self._place, self._tables = place, Tables(self.start.dtype, place)
+        output = _first_output(self.networks, self.start[:1].to(place), x)
+        self._sets = with_targets(sets, loss, output.shape[2])
+        self._try_out(output)
+
+    def train(
+        self,
+        *,
+        checkpoint: str | Path | None = None,
+        checkpoint_seconds: float = 60.0,
+        callback: Callable[[int, Row], bool | None] | None = None,
+    ) -> list[Trained]:
+        """Train all networks; see :func:`train_together` for the parameters.
+
+        ``callback(i, row)`` is called with the number of the member and its new row.
+        """
+        hooked = None if callback is None else lambda _, i, row: callback(i, row)
+        return train_together(
+            [self],
+            checkpoints=None if checkpoint is None else [checkpoint],
+            checkpoint_seconds=checkpoint_seconds,
+            callback=hooked,
+        )[0]
+
+    def groups(self, records: list[Record]) -> list[Group]:
+        """Return the stacks to train, one for each kind of member, at their start."""
+        kinds: dict[Any, list[int]] = {}
+        for i, member in enumerate(self.members):
+            kinds.setdefault(member.kind, []).append(i)
+        return [
+            Group(self._stack(positions), records, self.plan)
+            for positions in kinds.values()
+        ]
+
+    def identity(self) -> str:
+        """Return a hash of all that decides how the networks train."""
+        known: dict[int, str] = {}
+
+        def name_of(value: Tensor) -> str:
+            if id(value) not in known:
+                known[id(value)] = _digest(value)
+            return known[id(value)]
+
+        plan = self.plan
+        due = [e for e in range(plan.epochs + 1) if plan.is_due(e)]
+        settings = {
+            "members": [_described(member) for member in self.members],
+            "loss": _name(self.loss),
+            "evaluated": due,
+            "measure": plan.measure and _name(plan.measure),
+            "measured": plan.measure and [e for e in due if plan.measure_at(e)],
+            "batch_size": self.batch_size,
+            "network": structure(self.networks.network),
+            "buffers": [_digest(b) for b in self.networks.network.buffers()],
+            "start": _digest(self.start),
+            "data": {
+                name: [(name_of(x), name_of(y)) for x, y in pairs]
+                for name, pairs in self._sets.items()
+            },
+        }
+        return fingerprint(settings)
+
+    def _stack(self, positions: list[int]) -> Stack:
+        members = [self.members[i] for i in positions]
+        rows = self.start[positions].to(self._place, copy=True)
+        rule = StackedRule(
+            [member.optimizer for member in members],  # pyright: ignore
+            [member.gradient_filter for member in members],
+            sizes=self.networks.sizes,
+            like=rows,
+        )
+        penalised = members[0].weight > 0
+        return Stack(
+            self.networks,
+            rows,
+            rule=rule,
+            seeds=torch.tensor([m.seed for m in members], device=self._place),
+            data={
+                name: self._tables.points([pairs[i] for i in positions])
+                for name, pairs in self._sets.items()
+            },
+            loss=self._stacked_loss,
+            batch_size=self.batch_size,
+            form=members[0].penalty if penalised else None,
+            weight=rows.new_tensor([m.weight for m in members]),
+            positions=positions,
+        )
+
+    def _try_out(self, output: Tensor) -> None:
+        """Refuse what fails in a first step, taken on one sample and thrown away."""
+        row = self.start[:1].to(self._place)
+        x, y = (part[:1].to(self._place)[None] for part in self._sets["train"][0])
+        x, y = x.to(_working(x, row)), y.to(_working(y, row))
+        value = self._stacked_loss(output, y)
+        rule = "the mean over the batch, one number"
+        got = f"shape {tuple(value.shape[1:])}"
+        require(value.shape == (1,), "Ensemble", "loss(output, target)", rule, got)
+        forms = {m.penalty if m.weight > 0 else None for m in self.members}
+        for form in forms:
+            noise = None
+            if form is not None:
+                rule, got = "one with at= for inputs that are integers", f"{form}"
+                remedy = "Name the embedding: PenaltyForm(at='...')."
+                legal = x.is_floating_point() or form.at is not None
+                require(legal, "Ensemble", "a member's penalty", rule, got, remedy)
+                shape = self.networks.noise_shape(form, x[0], output.shape[2])
+                noise = row.new_ones((1, *shape)) if shape else None
+            try:
+                self.networks.gradients(
+                    row, x, y, loss=self._stacked_loss, form=form,
+                    weight=row.new_ones(1), noise=noise,
+                )  # fmt: skip
+            except RuntimeError as error:
+                name = type(self.networks.network).__name__
+                rule, got = f"modules that can be trained by {form}", f"{name}: {error}"
+                text = complaint("Ensemble", "networks", rule, got)
+                raise ValueError(text) from error
+
+
+def train_together(
+    ensembles: Sequence[Ensemble],
+    *,
+    checkpoints: Sequence[str | Path | None] | None = None,
+    checkpoint_seconds: float = 60.0,
+    callback: Callable[[int, int, Row], bool | None] | None = None,
+) -> list[list[Trained]]:
+    """Train several ensembles, interleaved on one device.
+
+    On CUDA each kind of member has a stream of its own: small networks fill a large
+    device together. Ctrl-C ends training between two epochs: what was done comes back,
+    with ``interrupted`` set in the histories of those that had not finished, and the
+    checkpoints are written.
+
+    Parameters
+    ----------
+    ensembles : sequence of Ensemble
+    checkpoints : sequence of path or None, optional
+        A file for each ensemble. It is written about every ``checkpoint_seconds``
+        and at the end; where it exists already, and was made by the same settings on
+        the same data, training goes on from it, bit for bit as if never interrupted on
+        the same machine.
+    callback : callable
+        ``callback(e, i, row)`` is called with the number of the ensemble, of the
+        member in it, and its new row; returning ``True`` ends that member's training.
+
+    Returns
+    -------
+    list of list of Trained
+        For each ensemble, its members in their order.
+
+    Raises
+    ------
+    ValueError
+        If a checkpoint belongs to other settings or is damaged.
+    """
+    files = list(checkpoints) if checkpoints is not None else [None] * len(ensembles)
+    rule = f"one for each of the {len(ensembles)} ensembles"
+    fits = len(files) == len(ensembles)
+    require(fits, "train_together", "checkpoints", rule, f"{len(files)}")
+    named = [Path(file).resolve() for file in files if file is not None]
+    rule, apart = "a file of its own for each ensemble", len(set(named)) == len(named)
+    require(apart, "train_together", "checkpoints", rule, f"{files}")
+    runs = [
+        _Run(ensemble, None if file is None else Path(file))
+        for ensemble, file in zip(ensembles, files, strict=True)
+    ]
+    start = saved = time.perf_counter()
+    with Interrupts() as interrupts:
+        for e, group in _turns(runs):
+            _collect(runs[e], e, group, callback, time.perf_counter() - start)
+            now = time.perf_counter()
+            if interrupts.came:
+                break
+            if now - saved > checkpoint_seconds:
+                saved = now
+                for run in runs:
+                    run.save(now - start)
+        for e, run in enumerate(runs):
+            for group in run.groups:
+                _collect(run, e, group, callback, time.perf_counter() - start)
+            run.save(time.perf_counter() - start)
+    return [run.results(time.perf_counter() - start) for run in runs]
+
+
+def _turns(runs: Sequence[_Run]) -> Iterator[tuple[int, Group]]:
+    """Yield groups whose launched work is done, until every network has finished.
+
+    On CUDA all groups have work in flight; on the CPU one group runs at a time.
+    """
+    active = [(e, group) for e, run in enumerate(runs) for group in run.groups]
+    while active := [(e, group) for e, group in active if not group.is_done]:
+        on_cuda = active[0][1].stack.rows.device.type == "cuda"
+        waited = True
+        for e, group in active if on_cuda else active[:1]:
+            if group.is_idle:
+                group.launch()
+            if group.is_ready():
+                waited = False
+                yield e, group
+                if on_cuda and not group.is_done:
+                    group.launch()
+        if waited:
+            time.sleep(1e-4)
+
+
+def _collect(
+    run: _Run,
+    e: int,
+    group: Group,
+    callback: Callable[[int, int, Row], bool | None] | None,
+    seconds: float,
+) -> None:
+    """Record what a group has done, and tell the callback."""
+    for i, row in group.collect():
+        run.records[i].history.seconds = run.earlier + seconds
+        if callback is not None and callback(e, i, row):
+            group.stop(i, "callback")
+
+
+class _Run:
+    """An ensemble being trained: its groups and records, and where they are kept."""
+
+    def __init__(self, ensemble: Ensemble, file: Path | None) -> None:
+        self.ensemble, self.file = ensemble, file
+        self.records = [Record(History()) for _ in ensemble.members]
+        self.groups = ensemble.groups(self.records)
+        self.earlier = 0.0
+        self.identity = "" if file is None else ensemble.identity()
+        if file is not None and file.exists():
+            self._resume(file)
+        else:  # a path that cannot be written is found now, not after the training
+            self.save(0.0)
+
+    def save(self, seconds: float) -> None:
+        """Write all that is needed to go on, if there is a file to write to."""
+        if self.file is None:
+            return
+        tensors = {
+            f"group{g}.{name}": value
+            for g, group in enumerate(self.groups)
+            for name, value in group.stack.state().items()
+        }
+        for i, record in enumerate(self.records):
+            if record.row is not None:
+                tensors[f"final{i}"] = record.row
+        record = {
+            "identity": self.identity,
+            "seconds": self.earlier + seconds,
+            "groups": [
+                {"positions": group.positions, "epoch": group.stack.epoch}
+                for group in self.groups
+            ],
+            "members": [
+                {"stopped": record.stopped, "history": record.history.to_dict()}
+                for record in self.records
+            ],
+        }
+        write_checkpoint(self.file, tensors, record)
+
+    def results(self, seconds: float) -> list[Trained]:
+        """Return what became of every member."""
+        final: dict[int, Tensor] = {}
+        for group in self.groups:
+            group.stack.wait()
+            for k, i in enumerate(group.positions):
+                final[i] = group.stack.rows[k]
+        trained = []
+        for i, (member, record) in enumerate(
+            zip(self.ensemble.members, self.records, strict=True)
+        ):
+            row = record.row if record.row is not None else final[i].cpu()
+            if not record.stopped:
+                record.history.interrupted = True
+                record.history.seconds = self.earlier + seconds
+            parts = self.ensemble.networks.split(row[None])
+            named = zip(self.ensemble.networks.shapes, parts, strict=True)
+            weights = {name: part[0].clone() for name, part in named}
+            stopped = record.stopped or "interrupted"
+            trained.append(Trained(member, record.history, stopped, weights))
+        return trained
+
+    def _resume(self, file: Path) -> None:
+        stored = read_checkpoint(file)
+        remedy = "Delete the file to start anew, or name another one."
+        rule = "one that was written with these settings and data"
+        same = stored.record.get("identity") == self.identity
+        got = f"{file.name} of another run"
+        require(same, "Ensemble.train", "checkpoint", rule, got, remedy)
+        self.earlier = float(stored.record["seconds"])
+        for record, kept in zip(self.records, stored.record["members"], strict=True):
+            record.history = History.from_dict(kept["history"])
+            record.stopped = kept["stopped"]
+        for i, record in enumerate(self.records):
+            record.row = stored.tensors.get(f"final{i}")
+        for g, (group, kept) in enumerate(
+            zip(self.groups, stored.record["groups"], strict=True)
+        ):
+            prefix = f"group{g}."
+            state = {
+                name.removeprefix(prefix): value
+                for name, value in stored.tensors.items()
+                if name.startswith(prefix)
+            }
+            group.restore(kept["positions"], state, kept["epoch"])
+
+
+def _working(value: Tensor, like: Tensor) -> torch.dtype:
+    """Return the dtype in which data are used: integers stay integers."""
+    return like.dtype if value.is_floating_point() else value.dtype
+
+
+def _first_output(architecture: Networks, row: Tensor, x: Tensor) -> Tensor:
+    """Return the output, (1, 1, k), of one network for its first sample, or refuse."""
+    first = x[None, :1].to(row.device, _working(x, row))
+    rule = "modules that torch.func can run on the inputs"
+    remedy = "" if x.is_floating_point() else (
+        "Integers stay integers: call x.float() unless the network embeds them."
+    )  # fmt: skip
+    try:
+        with torch.no_grad():
+            return architecture.outputs(architecture.split(row), first)
+    except (RuntimeError, ValueError, IndexError) as error:
+        got = f"{type(architecture.network).__name__} on {describe(x)}: {error}"
+        text = complaint("Ensemble", "networks", rule, got, remedy)
+        raise ValueError(text) from error
+
+
+def _described(member: Member) -> dict[str, Any]:
+    """Return a member as JSON can hold it."""
+    return {
+        **asdict(member),
+        "kinds": [
+            type(member.optimizer).__name__,
+            type(member.gradient_filter).__name__,
+        ],
+    }
+
+
+def _name(function: Any) -> str:
+    """Return the name of a function, or of the class of a callable object."""
+    return getattr(function, "__qualname__", type(function).__qualname__)
+
+
+def _digest(value: Tensor) -> str:
+    """Return a hash of a tensor: its dtype, its shape and its numbers."""
+    numbers = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    label = f"{value.dtype}{tuple(value.shape)}"
+    return hashlib.sha256(label.encode() + numbers.tobytes()).hexdigest()

@@ -1,0 +1,204 @@
+"""The local geometry of all networks of an ensemble, as columns of their histories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from normalign._checks import describe, require, require_kind
+from normalign.geometry.alignment import (
+    alignment_ratio,
+    centroid_alignment,
+    safe_ratio,
+    unit_scale,
+)
+from normalign.geometry.exact import summing_dtype
+from normalign.geometry.margin import check_labels, local_robustness
+from normalign.geometry.spectrum import top_singular
+from normalign.training.stack import Measure, Stack
+
+__all__ = ["stacked_geometry"]
+
+CALLEE = "stacked_geometry"
+
+# Of Jacobians and what is made of them, when the caller names no chunk size.
+BUDGET = 2**28
+
+
+def stacked_geometry(
+    x: Tensor | Sequence[Tensor],
+    y: Tensor | Sequence[Tensor] | None = None,
+    *,
+    chunk_size: int | None = None,
+) -> Measure:
+    r"""Return a measurement of every network of an ensemble at some samples.
+
+    .. math:: \mathrm{na}(f_i; D) = \frac1n \sum_{x \in D} \mathrm{na}(f_i; x),
+        \qquad i = 1, \dots, s
+
+    and so for each measure: the mean over the samples of ``normal_alignment``,
+    ``effective_rank``, ``alignment_ratio``, ``centroid_alignment``, ``jacobian_norm``,
+    ``offset_norm`` and, with labels, ``local_robustness``, which are the names of the
+    columns and mean what they do in :class:`normalign.LocalGeometry`. Sums run in
+    float64, whatever the precision of the networks. A network that has diverged has
+    NaN; a robustness without competitors is infinite, and so is its mean.
+
+    It builds the exact Jacobians of all networks, some samples at a time: k
+    pull-backs for each sample, and the eigenvalues of a matrix of min(k, d) rows. For
+    a chain of two hidden layers of width h the Jacobians take about
+    :math:`k h (h + d)` multiplications a sample, as much as k forward passes. So
+    measure at few epochs (``measure_at=``) or few samples; for thousands of outputs
+    take :func:`normalign.local_geometry`, network by network.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, ...), or one for each member of the ensemble
+        Where to measure. It is brought to the networks' device and dtype once.
+    y : integer Tensor of shape (n,), or one for each member, optional
+        True classes; they add ``local_robustness``.
+    chunk_size : int, optional
+        Samples worked on at once. By default as many as keep the Jacobians of all
+        networks, with the float64 copies made of them, to about 256 MiB; networks
+        that are not chains hold their activations for each output beside them.
+
+    Returns
+    -------
+    callable
+        For ``Ensemble(measure=...)``: from a :class:`~normalign.training.stack.Stack`
+        of s networks to a dict of float64 tensors of shape (s,).
+
+    Raises
+    ------
+    TypeError
+        If ``x`` does not hold real numbers, or ``y`` integers.
+    ValueError
+        If the shapes do not fit each other, or a class is none of the outputs.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> from normalign.training import Ensemble, Member, rules
+    >>> network, x = torch.nn.Linear(2, 1), torch.eye(2)
+    >>> _ = [torch.nn.init.constant_(p, 3.0) for p in network.parameters()]
+    >>> data = SimpleNamespace(x_train=x, y_train=x[0], x_test=x, y_test=x[0])
+    >>> ensemble = Ensemble([network], data, [Member(0, rules.SGD())], epochs=0,
+    ...     loss="squared_error", measure=stacked_geometry(x))
+    >>> ensemble.train()[0].history["offset_norm"]
+    [3.0]
+    """
+    inputs, labels = _checked(x, y)
+    if chunk_size is not None:
+        require(chunk_size >= 1, CALLEE, "chunk_size", "at least 1", chunk_size)
+    placed: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor | None]] = {}
+
+    @torch.no_grad()
+    def measure(stack: Stack) -> dict[str, Tensor]:
+        rows = stack.rows
+        place = rows.device, rows.dtype
+        if place not in placed:
+            placed[place] = (
+                inputs.to(rows.dtype).to(rows.device),
+                None if labels is None else labels.to(rows.device),
+            )
+            if rows.device.type == "cuda":  # other stacks read it on other streams
+                torch.cuda.current_stream(rows.device).synchronize()
+        return _means(stack, *placed[place], chunk_size)
+
+    return measure
+
+
+def _means(
+    stack: Stack, x: Tensor, y: Tensor | None, chunk_size: int | None
+) -> dict[str, Tensor]:
+    """Return the mean of each measure over the samples, (s,), chunk by chunk."""
+    networks, parameters = stack.networks, stack.networks.split(stack.rows)
+    n = x.shape[1]
+    k = networks.outputs(parameters, _of(stack, x, slice(0, 1))).shape[2]
+    if y is not None:
+        check_labels(CALLEE, y, tuple(y.shape), k)
+    if chunk_size is None:
+        # The Jacobians, and three float64 copies at the height of the work.
+        size = stack.size * k * x[0, 0].numel() * (stack.rows.element_size() + 3 * 8)
+        chunk_size = max(1, BUDGET // max(size, 1))
+    sums: dict[str, Tensor] = {}
+    for start in range(0, n, chunk_size):
+        piece = slice(start, start + chunk_size)
+        point = _of(stack, x, piece)
+        measured = _measures(
+            networks.jacobians(parameters, point),
+            networks.outputs(parameters, point),
+            point.flatten(2),
+            None if y is None else _of(stack, y, piece),
+        )
+        for name, value in measured.items():
+            sums[name] = sums.get(name, 0.0) + value.sum(1)
+    return {name: total / n for name, total in sums.items()}
+
+
+def _of(stack: Stack, value: Tensor, piece: slice) -> Tensor:
+    """Return some samples, (s, c, ...), of the networks that the stack still holds."""
+    if len(value) == 1:
+        return value[:, piece].expand(stack.size, -1, *value.shape[2:])
+    last = max(stack.positions)
+    rule = f"one for each member of the ensemble, {last + 1} or more"
+    require(last < len(value), CALLEE, "x", rule, f"{len(value)}")
+    return value[stack.positions, piece]
+
+
+def _measures(
+    jacobian: Tensor, output: Tensor, x: Tensor, y: Tensor | None
+) -> dict[str, Tensor]:
+    """Return every measure of every network and sample, (s, c)."""
+    dtype = summing_dtype(jacobian.device)
+    jacobian, output, x = jacobian.to(dtype), output.to(dtype), x.to(dtype)
+    # One decomposition for the alignment and the rank.
+    top = top_singular(unit_scale(jacobian, 2))
+    offset = output - (jacobian @ x.unsqueeze(-1)).squeeze(-1)
+    length = x.norm(dim=-1)
+    cosine = safe_ratio((top.right * x).sum(-1).abs(), length)
+    measures = {
+        "normal_alignment": cosine.clamp(max=1),
+        "effective_rank": safe_ratio(top.total, top.energy),
+        "alignment_ratio": alignment_ratio(jacobian, x),
+        "centroid_alignment": centroid_alignment(jacobian.sum(-2), x),
+        "jacobian_norm": jacobian.flatten(-2).norm(dim=-1),
+        "offset_norm": offset.norm(dim=-1),
+    }
+    if y is not None:
+        measures["local_robustness"] = local_robustness(jacobian, offset, x, y)
+    return measures
+
+
+def _checked(
+    x: Tensor | Sequence[Tensor], y: Tensor | Sequence[Tensor] | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return samples and labels as (1, n, ...) or (s, n, ...), or complain."""
+    inputs = _stacked("x", x)
+    remedy = "Tokens have no Jacobian; use local_geometry(..., at=...) on a network."
+    real = inputs.is_floating_point()
+    require_kind(real, CALLEE, "x", "of a real dtype", inputs[0], remedy)
+    shaped = inputs.ndim >= 3 and inputs.shape[1] >= 1
+    require(shaped, CALLEE, "x", "non-empty, of shape (n, ...)", inputs[0])
+    if y is None:
+        return inputs, None
+    labels = _stacked("y", y)
+    whole = not (labels.is_floating_point() or labels.dtype == torch.bool)
+    require_kind(whole, CALLEE, "y", "of an integer dtype", labels[0])
+    n = inputs.shape[1]
+    fits = labels.shape[1:] == (n,)
+    require(fits, CALLEE, "y", f"of shape ({n},), one per sample", labels[0])
+    return inputs, labels.long()
+
+
+def _stacked(name: str, value: Tensor | Sequence[Tensor]) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach()[None]
+    rule = "a tensor, or one for each member"
+    told = isinstance(value, Sequence) and all(isinstance(v, Tensor) for v in value)
+    require_kind(told and len(value) > 0, CALLEE, name, rule, describe(value))
+    shapes = {tuple(part.shape) for part in value}
+    rule = "of one shape for all members"
+    require(len(shapes) == 1, CALLEE, name, rule, f"{sorted(shapes)}")
+    return torch.stack([part.detach() for part in value])

@@ -1,0 +1,153 @@
+"""What an ensemble cannot train, found before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normalign._checks import describe, require, require_kind
+
+__all__ = [
+    "check_alike",
+    "check_counts",
+    "check_pure",
+    "check_sets",
+    "check_trainable",
+    "check_whole",
+    "structure",
+]
+
+CALLEE = "Ensemble"
+APART = "Train other architectures in an ensemble of their own."
+
+Pair = tuple[Tensor, Tensor]
+
+
+def check_whole(name: str, value: Any, least: int) -> None:
+    """Refuse what is no integer of at least ``least``."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    require_kind(whole, CALLEE, name, "an integer", value)
+    require(value >= least, CALLEE, name, f"at least {least}", value)
+
+
+def check_counts(networks: Sequence[Any], splits: Sequence[Any], s: int) -> None:
+    """Refuse other than one network and one split for each of s members."""
+    require(s >= 1, CALLEE, "members", "at least one", f"{s}")
+    rule = f"one for each of the {s} members"
+    require(len(networks) == s, CALLEE, "networks", rule, f"{len(networks)}")
+    require(len(splits) == s, CALLEE, "data", rule, f"{len(splits)}")
+
+
+def check_sets(sets: Mapping[str, Sequence[Pair]], s: int) -> None:
+    """Refuse sets that cannot be stacked: others than s alike, non-empty pairs."""
+    for name, pairs in sets.items():
+        rule = f"one (x, y) for each of the {s} members"
+        require(len(pairs) == s, CALLEE, f"the {name} set", rule, f"{len(pairs)}")
+        for x, y in pairs:
+            for part, value in (("x", x), ("y", y)):
+                told, argument = isinstance(value, Tensor), f"{part} of the {name} set"
+                require_kind(told, CALLEE, argument, "a tensor", describe(value))
+            rule = "non-empty, with a target for each input"
+            got = f"shapes {tuple(x.shape)} and {tuple(y.shape)}"
+            fits = x.ndim > 0 and y.ndim > 0 and len(x) == len(y) > 0
+            require(fits, CALLEE, f"the {name} set", rule, got)
+        for part, values in zip(("x", "y"), zip(*pairs, strict=True), strict=True):
+            kinds = {(value.dtype, tuple(value.shape)) for value in values}
+            got = ", ".join(sorted(f"{dtype} {shape}" for dtype, shape in kinds))
+            rule, argument = "alike for all members", f"{part} of the {name} set"
+            require(len(kinds) == 1, CALLEE, argument, rule, got)
+
+
+def check_trainable(network: nn.Module, position: int) -> None:
+    """Refuse a network whose parameters are not all real and trained."""
+    argument = f"networks[{position}]"
+    told = isinstance(network, nn.Module)
+    require_kind(told, CALLEE, argument, "a module", describe(network))
+    parameters = dict(network.named_parameters())
+    require(len(parameters) > 0, CALLEE, argument, "one with parameters", network)
+    kinds = {(p.dtype, p.device.type) for p in parameters.values()}
+    got = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+    require(len(kinds) == 1, CALLEE, argument, "of one dtype and device", got)
+    for name, parameter in parameters.items():
+        real = parameter.is_floating_point()
+        require_kind(real, CALLEE, argument, "one of real parameters", parameter)
+        rule, got = "one whose parameters all train", f"a frozen {name!r}"
+        remedy = (
+            "Call requires_grad_() on it; or make it a buffer, the same in all "
+            "networks: value = p.detach(); del module.p; "
+            "module.register_buffer('p', value)."
+        )
+        require(parameter.requires_grad, CALLEE, argument, rule, got, remedy)
+
+
+def check_alike(network: nn.Module, first: nn.Module, position: int) -> None:
+    """Refuse a network that differs from the first in more than its parameters."""
+    argument = f"networks[{position}]"
+    rule = "of the same architecture as the first"
+    expected, found = structure(first), structure(network)
+    for name in sorted(expected.keys() | found.keys()):
+        mine, other = expected.get(name, "nothing"), found.get(name, "nothing")
+        got = f"{other} where the first has {mine}, at {name}"
+        require(mine == other, CALLEE, argument, rule, got, APART)
+    kinds = [next(n.parameters()) for n in (first, network)]
+    same = kinds[0].dtype == kinds[1].dtype and kinds[0].device == kinds[1].device
+    got = f"{kinds[1].dtype} on {kinds[1].device}"
+    require(same, CALLEE, argument, "of the dtype and device of the first", got)
+    buffers = dict(network.named_buffers())
+    for name, value in first.named_buffers():
+        rule, got = "of the same buffers as the first", f"another {name!r}"
+        same = torch.equal(value, buffers[name])
+        require(same, CALLEE, argument, rule, got, APART)
+
+
+def check_pure(network: nn.Module, position: int) -> None:
+    """Refuse layers that draw random numbers or mix the samples of a batch."""
+    argument = f"networks[{position}]"
+    rule = "a deterministic function of each sample"
+    for name, module in network.named_modules():
+        label = f"{type(module).__name__} {name!r}"
+        dropout = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+        norm = isinstance(module, nn.modules.batchnorm._NormBase)
+        mixing = isinstance(module, nn.modules.batchnorm._BatchNorm)
+        restless = dropout or mixing or (norm and module.track_running_stats)
+        got = f"{label} in training mode"
+        remedy = "Call .eval() on that layer, or train with normalign.training.train."
+        legal = not (restless and module.training)
+        require(legal, CALLEE, argument, rule, got, remedy)
+        legal = not mixing or module.running_mean is not None
+        got = f"{label} without running statistics"
+        remedy = "Build it with track_running_stats=True, or use GroupNorm."
+        require(legal, CALLEE, argument, rule, got, remedy)
+
+
+def structure(network: nn.Module) -> dict[str, str]:
+    """Return what a network is, apart from its numbers: one entry for each thing.
+
+    Modules by their class, parameters and buffers by their shape, plain attributes
+    (widths, slopes, activations) by their value.
+
+    Examples
+    --------
+    >>> structure(nn.LeakyReLU(0.2))["negative_slope"]
+    '0.2'
+    """
+    found: dict[str, str] = {}
+    for name, module in network.named_modules():
+        prefix = f"{name}." if name else ""
+        kind = type(module)
+        found[name or "its top"] = f"{kind.__module__}.{kind.__qualname__}"
+        for key, value in vars(module).items():
+            if key.startswith("_") or key == "training":
+                continue
+            if value is None or isinstance(value, bool | int | float | str | tuple):
+                found[prefix + key] = repr(value)
+            elif isinstance(value, Callable) and hasattr(value, "__qualname__"):
+                found[prefix + key] = value.__qualname__
+    for name, value in network.named_parameters(remove_duplicate=False):
+        found[name] = f"a parameter of shape {tuple(value.shape)}"
+    for name, value in network.named_buffers(remove_duplicate=False):
+        found[name] = f"a buffer of shape {tuple(value.shape)}"
+    return found
