@@ -38,6 +38,7 @@ _HOMES = {
     "local_geometry": "geometry",
     # pull a model towards alignment while it trains
     "GrokAlign": "regularizers",
+    "tune_weight": "training",
     # many networks at once
     "Ensemble": "training",
     "Member": "training",
@@ -76,6 +77,7 @@ __all__ = [
     "regularizers",
     "theory",
     "training",
+    "tune_weight",
 ]
 
 
@@ -175,4 +177,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; keep in step with _HOME
     )
     from normalign.training import (
         Member as Member,
+    )
+    from normalign.training import (
+        tune_weight as tune_weight,
     )

@@ -215,8 +215,9 @@ def _by_columns(local: LocalPass, d: int) -> Estimate:
 def _unit(like: Tensor, index: int) -> Tensor:
     """Return, for each sample, the unit vector of one entry."""
     size = math.prod(like.shape[1:])
-    row = torch.zeros(size, dtype=like.dtype, device=like.device)
-    row[index] = 1.0
+    # Not by setting an entry: that copies a number from the host, which a CUDA graph
+    # that is being captured does not allow.
+    row = (torch.arange(size, device=like.device) == index).to(like.dtype)
     return row.reshape(like.shape[1:]).expand(like.shape)
 
 

@@ -61,7 +61,11 @@ class SameDraws:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._devices = [device] if device.type == "cuda" else []
+        on_cuda = device.type == "cuda"
+        # A graph that is being captured may not ask for the state; nothing that draws
+        # random numbers can be in it either way.
+        captured = on_cuda and torch.cuda.is_current_stream_capturing()
+        self._devices = [device] if on_cuda and not captured else []
         self._states: list[Tensor] | None = None
 
     @contextlib.contextmanager

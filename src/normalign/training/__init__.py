@@ -1,10 +1,13 @@
 """Training one network or a hundred at once, and what was measured on the way."""
 
 from normalign.training import rules
-from normalign.training.ensemble import Ensemble, Member, Trained, train_together
+from normalign.training.ensemble import Ensemble, Member
 from normalign.training.history import History
 from normalign.training.loop import Split, accuracy, is_evaluated, train
+from normalign.training.measures import stacked_geometry
 from normalign.training.reduction import SpanReduction, span_reduction
+from normalign.training.together import Trained, train_together
+from normalign.training.tuning import TunedWeight, tune_weight
 
 __all__ = [
     "Ensemble",
@@ -13,10 +16,13 @@ __all__ = [
     "SpanReduction",
     "Split",
     "Trained",
+    "TunedWeight",
     "accuracy",
     "is_evaluated",
     "rules",
     "span_reduction",
+    "stacked_geometry",
     "train",
     "train_together",
+    "tune_weight",
 ]

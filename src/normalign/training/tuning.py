@@ -29,7 +29,7 @@ from normalign.training.verdict import Candidate, Course, TunedWeight, verdict
 __all__ = ["TunedWeight", "tune_weight"]
 
 _NAME = "tune_weight"
-_PER_DECADE = 20  # evaluations, evenly on a logarithmic axis of epochs
+_EVENLY, _PER_DECADE = 50, 20  # evaluations in the pilot, and in a decade of epochs
 _COPIES = 2**30  # bytes of data that the members of one ensemble may hold twice
 
 Pair = tuple[Tensor, Tensor]
@@ -60,25 +60,26 @@ def tune_weight(  # noqa: PLR0913  (what a training run is made of)
     Every candidate starts at the model as given and trains on the same part of the
     data, in the same order and with the same probes, beside the others in one
     :class:`Ensemble`; the rest of the data is held out. That is done ``n_repeats``
-    times, with other splits. The score of a candidate is
+    times, with other splits. What counts are the means of validation loss and accuracy
+    over the second half of the epochs:
 
-    .. math:: \frac{1}{\log E - \log \sqrt E} \int_{\log \sqrt E}^{\log E}
-        \text{accuracy}_{\text{validation}}(e) \; d \log e
+    1. Those whose accuracy is within one standard error of the best stay.
+    2. So do those of them that beat the control, weight 0 on the same splits, by more
+       than the standard deviation of the difference over the repeats, in loss or in
+       accuracy.
+    3. The lowest loss wins. If none is left, or none predicts better than the most
+       frequent class does, the answer is 0.
 
-    after E epochs, or minus the same mean of the validation loss where targets are not
-    classes; ties are decided by that loss. Where training memorises first, the training
-    accuracy says nothing, the accuracy at the end does not tell a network that has just
-    arrived from one that has long been there, and the time to a threshold needs a
-    threshold and that it is reached. The area under the curve holds both, how high and
-    how soon. It is taken over the logarithm, since delays are factors; and from the
-    root of E on, as before all networks are only fitting and the fastest starter would
-    win whatever became of it.
+    Where training memorises first, the training set says nothing, and the accuracy on a
+    few held-out samples moves late and in steps; the validation loss is on its way long
+    before. But the loss also falls when a penalty only makes a network less sure of
+    everything: hence the first step. A single epoch would be noise, and the first half
+    would be won by whoever starts fast, whatever becomes of it. Where targets are not
+    classes, the loss alone decides.
 
-    A penalty must beat the control, weight 0 on the same splits, on average by more
-    than the standard deviation of its gain over the repeats, and by more than one
-    validation sample where accuracies are compared. If none does, the answer is 0. The
-    chosen score is the best of many and so flatters a little: judge the final model on
-    data that was not given here.
+    The validation data have chosen, so they flatter the choice: judge the final model
+    on others. Weights that suit the pilot may be too large for training many times as
+    long, where a penalty goes on acting after all is learned.
 
     Parameters
     ----------
@@ -161,7 +162,7 @@ def tune_weight(  # noqa: PLR0913  (what a training run is made of)
     classes = class_numbers(y, _output_size(network, x))
     generator = torch.Generator().manual_seed(seed)
     if validation is not None:
-        splits = [Halves(x, y, *_pair(validation))] * n_repeats
+        splits = [Halves(x, y, *_pair(validation, x))] * n_repeats
     else:
         splits = _splits(x, y, classes, validation_fraction, n_repeats, generator)
     seeds = torch.randint(2**62, (n_repeats,), generator=generator).tolist()
@@ -180,15 +181,15 @@ def tune_weight(  # noqa: PLR0913  (what a training run is made of)
     ]  # fmt: skip
     stopped = _train(ensembles, parts, start, time_limit_s, callback)
 
-    measure = "loss" if classes is None else "accuracy"
-    # Two accuracies that differ by one sample are equal; their sums are rounded.
-    one = 0.0 if classes is None else (1 + 1e-9) / len(splits[0].x_test)
     courses = [
-        Course(each, [e.record.history for e in entries if e.candidate == c], measure)
+        Course(each, [e.record.history for e in entries if e.candidate == c])
         for c, each in enumerate(candidates)
     ]
-    seconds = time.perf_counter() - start
-    tuned = verdict(courses, least_gain=one, stopped=stopped, seconds=seconds)
+    n_held = len(splits[0].x_test) * (1 if validation is not None else n_repeats)
+    tuned = verdict(
+        courses, n_held=n_held, chance=_chance(classes), stopped=stopped,
+        seconds=time.perf_counter() - start,
+    )  # fmt: skip
     for remark in tuned.remarks:
         warnings.warn(remark, stacklevel=2)
     return tuned
@@ -321,10 +322,19 @@ def _train(
 
 
 def _evaluated_epochs(epochs: int) -> set[int]:
-    """Return epoch 0, the last one, and those between evenly by their logarithm."""
+    """Return epoch 0 and others, some evenly spaced, some evenly by their logarithm."""
+    even = {round(epochs * step / _EVENLY) for step in range(_EVENLY + 1)}
     n_steps = math.ceil(_PER_DECADE * math.log10(epochs))
-    spaced = {round(10 ** (step / _PER_DECADE)) for step in range(n_steps + 1)}
-    return {0, epochs} | {epoch for epoch in spaced if epoch < epochs}
+    spaced = {round(10 ** (step / _PER_DECADE)) for step in range(n_steps)}
+    return even | {epoch for epoch in spaced if epoch < epochs}
+
+
+def _chance(classes: Tensor | None) -> float | None:
+    """Return the accuracy of naming the most frequent class every time."""
+    if classes is None:
+        return None
+    counts = classes.unique(return_counts=True)[1]
+    return int(counts.max()) / len(classes)
 
 
 def _checked_copy(model: Any, x: Any, y: Any, form: PenaltyForm) -> nn.Module:
@@ -349,9 +359,14 @@ def _output_size(network: nn.Module, x: Tensor) -> int:
         return network(first).flatten(1).shape[1]
 
 
-def _pair(validation: Any) -> Pair:
+def _pair(validation: Any, x: Tensor) -> Pair:
     pair = isinstance(validation, Sequence) and len(validation) == 2
-    require_kind(pair, _NAME, "validation", "a pair (x, y)", validation)
+    pair = pair and all(isinstance(value, Tensor) for value in validation)
+    require_kind(pair, _NAME, "validation", "a pair (x, y) of tensors", validation)
+    shape = ", ".join(map(str, ("m", *x.shape[1:])))
+    same = validation[0].shape[1:] == x.shape[1:]
+    rule = f"as x, of shape ({shape})"
+    require(same, _NAME, "the x of validation", rule, validation[0])
     return validation[0], validation[1]
 
 

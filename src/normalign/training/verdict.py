@@ -15,7 +15,7 @@ from normalign.training.history import History
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Candidate", "Course", "TunedWeight", "log_mean", "verdict"]
+__all__ = ["Candidate", "Course", "TunedWeight", "late_mean", "verdict"]
 
 Row = dict[str, Any]
 
@@ -48,17 +48,19 @@ class TunedWeight:
     form : PenaltyForm
         The penalty, with that power.
     table : list of dict
-        One for each candidate, the control first: ``weight``; ``power``, None for the
-        control; ``score`` and ``spread``, mean and standard deviation over the
-        repeats, higher is better; ``gain`` and ``gain_spread``, of the difference from
-        the control in the same repeat; ``train_accuracy``, ``validation_accuracy`` and
-        ``validation_loss`` at the end; ``epochs``, the mean of when the repeats came
-        to the threshold, NaN if one never did; ``diverged``.
+        One for each candidate, the control first. Means over the repeats, in the second
+        half of the epochs: ``score``, minus the validation loss, and its ``spread``
+        (standard deviation over the repeats); ``gain`` and ``gain_spread``, of the
+        difference from the control in the same repeat; ``validation_accuracy``,
+        ``accuracy_gain`` and ``accuracy_gain_spread``. At the end:
+        ``train_accuracy``; ``epochs``, the mean of when the repeats came to the
+        threshold, NaN if one never did; ``diverged``. And ``weight`` and ``power``,
+        None for the control.
     histories : list of list of History
         The curves behind each row of the table, one for each repeat. The validation set
         is called ``test`` there.
     measure : {"accuracy", "loss"}
-        Of the validation set: what the score is made of.
+        Of the validation set: what the threshold is about.
     threshold : float
         Nine tenths of the way from the measure of the model as given to the best one.
     at_edge : bool
@@ -105,9 +107,9 @@ class TunedWeight:
 
     def __repr__(self) -> str:
         first = (
-            f"TunedWeight(weight={self.weight:g}, power={self.power!r}), by validation "
-            f"{self.measure}: {len(self.histories[0])} repeats of {self.epochs} epochs "
-            f"in {self.seconds:.1f} s"
+            f"TunedWeight(weight={self.weight:g}, power={self.power!r}): "
+            f"{len(self.histories[0])} repeats of {self.epochs} epochs in "
+            f"{self.seconds:.1f} s, epochs to {self.measure} {self.threshold:.3g}"
         )
         names = [name for name in _SHOWN if any(map(_is_known, self._column(name)))]
         lines = ["  " + "".join(f"{_SHOWN[name]:>11}" for name in names)]
@@ -131,10 +133,9 @@ _SHOWN = {
     "spread": "spread",
     "gain": "gain",
     "gain_spread": "its spread",
-    "epochs": "epochs",
-    "train_accuracy": "train acc",
     "validation_accuracy": "valid acc",
-    "validation_loss": "valid loss",
+    "train_accuracy": "train acc",
+    "epochs": "epochs",
 }
 
 
@@ -157,17 +158,15 @@ class Course:
     candidate : Candidate
     histories : list of History
         One for each repeat; at least epoch 0 was evaluated.
-    measure : {"accuracy", "loss"}
     """
 
     candidate: Candidate
     histories: list[History]
-    measure: str
 
     @property
     def diverged(self) -> bool:
         """Whether a loss was not finite in one of the repeats."""
-        losses = [h[name] for h in self.histories for name in _LOSSES]
+        losses = [h[f"{half}_loss"] for h in self.histories for half in _HALVES]
         return not all(math.isfinite(value) for each in losses for value in each)
 
     @property
@@ -175,60 +174,44 @@ class Course:
         """The last epoch that was evaluated in all repeats."""
         return int(min(h["epoch"][-1] for h in self.histories))
 
-    @property
-    def column(self) -> str:
-        """The measure's name in a history."""
-        return f"test_{self.measure}"
-
-    @property
-    def sign(self) -> float:
-        """1 where more is better, -1 where less is."""
-        return 1.0 if self.measure == "accuracy" else -1.0
-
-    def scores(self, horizon: int) -> list[float]:
-        """Return the score of each repeat; minus infinity if one diverged."""
-        if self.diverged:
-            return [-math.inf] * len(self.histories)
-        return [self.sign * log_mean(h, self.column, horizon) for h in self.histories]
-
-    def loss(self, horizon: int) -> float:
-        """Return the validation loss by which ties are decided."""
-        return fmean(log_mean(h, "test_loss", horizon) for h in self.histories)
+    def late(self, column: str, horizon: int) -> list[float]:
+        """Return the mean of a column over the second half, for each repeat."""
+        return [late_mean(h, column, horizon) for h in self.histories]
 
     def at(self, epoch: int, column: str) -> float:
         """Return the mean of a column over the repeats at an evaluated epoch."""
         return fmean(h[column][h["epoch"].index(epoch)] for h in self.histories)
 
-    def epochs_to(self, threshold: float) -> float:
-        """Return the mean epoch at which the measure gets there; NaN if one never."""
+    def epochs_to(self, threshold: float, column: str, sign: float) -> float:
+        """Return the mean epoch at which a column gets there; NaN if one never."""
         firsts = [
-            h.first(lambda row: self.sign * (row[self.column] - threshold) >= 0)
+            h.first(lambda row: sign * (row[column] - threshold) >= 0)
             for h in self.histories
         ]
         found = [row["epoch"] for row in firsts if row is not None]
         return fmean(found) if len(found) == len(firsts) else math.nan
 
 
-_LOSSES = ("train_loss", "test_loss")
+_HALVES = ("train", "test")
 
 
-def log_mean(history: History, column: str, horizon: int) -> float:
-    r"""Return the mean of a column over log-epochs, from the root of the horizon on.
+def late_mean(history: History, column: str, horizon: int) -> float:
+    r"""Return the mean of a column over the second half of the epochs.
 
-    .. math:: \frac{2}{\log E} \int_{\log \sqrt E}^{\log E} v(e) \; d \log e
+    .. math:: \frac{2}{E} \int_{E/2}^{E} v(e) \; de
 
-    by trapezoids between the evaluated epochs.
+    up to the horizon E, by trapezoids between the evaluated epochs.
 
     Examples
     --------
-    >>> history = History({"epoch": [0, 1, 10, 100], "v": [9.0, 9.0, 2.0, 4.0]})
-    >>> log_mean(history, "v", 100)
+    >>> history = History({"epoch": [0, 1, 2, 4], "v": [9.0, 9.0, 2.0, 4.0]})
+    >>> late_mean(history, "v", 4)
     3.0
     """
     points = [
-        (math.log(max(epoch, 1)), value)
+        (epoch, value)
         for epoch, value in zip(history["epoch"], history[column], strict=True)
-        if math.sqrt(horizon) <= epoch <= horizon
+        if horizon / 2 <= epoch <= horizon
     ]
     if len(points) == 1:
         return points[0][1]
@@ -237,37 +220,43 @@ def log_mean(history: History, column: str, horizon: int) -> float:
 
 
 def verdict(
-    courses: Sequence[Course], *, least_gain: float, stopped: str, seconds: float
+    courses: Sequence[Course],
+    *,
+    n_held: int,
+    chance: float | None,
+    stopped: str,
+    seconds: float,
 ) -> TunedWeight:
-    """Return the best candidate of a pilot.
+    """Return the best candidate of a pilot, by the rule of ``tune_weight``.
 
     Parameters
     ----------
     courses : sequence of Course
         The control first.
-    least_gain : float
-        What a penalty must gain on the control besides the spread of its gain.
+    n_held : int
+        How many samples the validation accuracies are shares of, in all repeats.
+    chance : float or None
+        The accuracy without learning; ``None`` where targets are not classes.
     stopped, seconds
         As in :class:`TunedWeight`.
     """
     control = courses[0]
     sound = [course for course in courses if not course.diverged]
     horizon = min((course.reached for course in sound), default=0)
-    begin = control.at(0, control.column)
-    ends = [course.at(horizon, course.column) for course in sound]
-    best_end = max(ends, key=lambda value: control.sign * value, default=begin)
-    threshold = begin + 0.9 * (best_end - begin)
-    table = [_table_row(course, control, horizon, threshold) for course in courses]
-
-    def merit(c: int) -> tuple[float, float]:
-        return table[c]["score"], -courses[c].loss(horizon)
-
-    better = [
-        c
-        for c, row in enumerate(table)
-        if c > 0 and row["gain"] > max(row["gain_spread"], least_gain)
+    measure, sign = ("loss", -1.0) if chance is None else ("accuracy", 1.0)
+    threshold = _threshold(control, sound, f"test_{measure}", sign, horizon)
+    table = [
+        _table_row(course, control, horizon, threshold, measure) for course in courses
     ]
-    best = max(better, key=merit, default=0)
+    error, able = 0.0, [c for c, row in enumerate(table) if not row["diverged"]]
+    learned = True
+    if chance is not None and able:
+        top = max(table[c]["validation_accuracy"] for c in able)
+        error = _standard_error(top, n_held)
+        able = [c for c in able if table[c]["validation_accuracy"] >= top - error]
+        learned = top - error > chance
+    better = [c for c in able if c > 0 and learned and _beats_none(table[c], error)]
+    best = max(better, key=lambda c: table[c]["score"], default=0)
     chosen = courses[best].candidate
     grid = sorted({course.candidate.weight for course in courses[1:]})
     at_edge = best > 0 and chosen.weight in (grid[0], grid[-1])
@@ -278,41 +267,78 @@ def verdict(
         form=chosen.form,
         table=table,
         histories=[course.histories for course in courses],
-        measure=control.measure,
+        measure=measure,
         threshold=threshold,
         at_edge=at_edge,
         epochs=horizon,
         stopped=stopped,
         seconds=seconds,
-        remarks=edge if best else [_why_none(table, horizon)],
+        remarks=edge if best else [_why_none(table, horizon, learned)],
     )
 
 
-def _table_row(course: Course, control: Course, horizon: int, threshold: float) -> Row:
-    diverged, by_accuracy = course.diverged, course.measure == "accuracy"
-    scores, gains = course.scores(horizon), [math.inf] * len(course.histories)
-    if diverged:
-        gains = scores
-    elif not control.diverged:
-        theirs = control.scores(horizon)
-        gains = [a - b for a, b in zip(scores, theirs, strict=True)]
+def _standard_error(share: float, n: int) -> float:
+    """Return the standard error of a share of n samples.
 
-    def end(column: str, known: bool = True) -> float:
-        return course.at(horizon, column) if known and not diverged else math.nan
+    With one more sample right and one more wrong, so that of ten right out of ten
+    one is not certain.
+    """
+    smooth = (share * n + 1) / (n + 2)
+    return math.sqrt(smooth * (1 - smooth) / n)
 
-    return {
-        "weight": course.candidate.weight,
-        "power": course.candidate.power,
-        "score": fmean(scores),
-        "spread": _spread(scores),
-        "gain": fmean(gains),
-        "gain_spread": _spread(gains),
-        "train_accuracy": end("train_accuracy", by_accuracy),
-        "validation_accuracy": end("test_accuracy", by_accuracy),
-        "validation_loss": end("test_loss"),
-        "epochs": math.nan if diverged else course.epochs_to(threshold),
-        "diverged": diverged,
-    }
+
+def _beats_none(row: Row, error: float) -> bool:
+    """Say whether a candidate does better than the control, by more than chance."""
+    sooner = row["gain"] > row["gain_spread"]
+    return sooner or row["accuracy_gain"] > max(row["accuracy_gain_spread"], error)
+
+
+def _threshold(
+    control: Course, sound: Sequence[Course], column: str, sign: float, horizon: int
+) -> float:
+    """Return nine tenths of the way from the model as given to the best."""
+    begin = control.at(0, column)
+    ends = [course.at(horizon, column) for course in sound]
+    best = max(ends, key=lambda value: sign * value, default=begin)
+    return begin + 0.9 * (best - begin)
+
+
+def _table_row(
+    course: Course, control: Course, horizon: int, threshold: float, measure: str
+) -> Row:
+    """Return what the table says of a candidate."""
+    candidate = course.candidate
+    row: Row = {"weight": candidate.weight, "power": candidate.power}
+    classes, sign = measure == "accuracy", 1.0 if measure == "accuracy" else -1.0
+    if course.diverged:
+        unknown = dict.fromkeys(_COLUMNS, math.nan)
+        worst = {"score": -math.inf, "gain": -math.inf, "accuracy_gain": -math.inf}
+        return {**row, **unknown, **worst, "diverged": True}
+
+    def compared(column: str, sign: float) -> list[float]:
+        if control.diverged:
+            return [math.inf] * len(course.histories)
+        ours, theirs = course.late(column, horizon), control.late(column, horizon)
+        return [sign * (a - b) for a, b in zip(ours, theirs, strict=True)]
+
+    losses, gains = course.late("test_loss", horizon), compared("test_loss", -1.0)
+    rights = course.late("test_accuracy", horizon) if classes else [math.nan]
+    more = compared("test_accuracy", 1.0) if classes else [math.nan]
+    column = f"test_{measure}"
+    values = (
+        -fmean(losses), _spread(losses), fmean(gains), _spread(gains),
+        fmean(rights), fmean(more), _spread(more),
+        course.at(horizon, "train_accuracy") if classes else math.nan,
+        course.epochs_to(threshold, column, sign),
+    )  # fmt: skip
+    return {**row, **dict(zip(_COLUMNS, values, strict=True)), "diverged": False}
+
+
+_COLUMNS = (
+    "score", "spread", "gain", "gain_spread",
+    "validation_accuracy", "accuracy_gain", "accuracy_gain_spread",
+    "train_accuracy", "epochs",
+)  # fmt: skip
 
 
 def _spread(values: list[float]) -> float:
@@ -320,27 +346,27 @@ def _spread(values: list[float]) -> float:
     return stdev(values) if known else 0.0
 
 
-def _why_none(table: list[Row], horizon: int) -> str:
+def _why_none(table: list[Row], horizon: int, learned: bool) -> str:
     """Say why the weight is 0, and what to do."""
     alive = [row for row in table[1:] if not row["diverged"]]
     if not alive:
-        return (
-            "tune_weight: all penalties diverged, so the weight is 0. Lower the "
-            "learning rate or the weights."
+        reason = "all penalties diverged"
+        remedy = "Lower the learning rate or the weights."
+    elif horizon == 0:
+        reason = "the pilot ended before its first epoch"
+        remedy = "Raise time_limit_s, or try fewer weights."
+    elif not learned:
+        reason = f"after {horizon} epochs no candidate predicts better than chance"
+        remedy = "Raise epochs, or hold out less data."
+    else:
+        near = max(alive, key=lambda row: row["gain"])
+        reason = (
+            "no penalty beat weight 0 by more than the repeats differ (the nearest, "
+            f"weight {near['weight']:g} with power {near['power']!r}, lowered the loss "
+            f"by {near['gain']:.2g} with a spread of {near['gain_spread']:.2g})"
         )
-    if horizon == 0:
-        return (
-            "tune_weight: the pilot ended before its first epoch, so the weight is 0. "
-            "Raise time_limit_s, or try fewer weights."
-        )
-    near = max(alive, key=lambda row: row["gain"])
-    return (
-        f"tune_weight: no penalty beat weight 0 by more than chance (the nearest, "
-        f"weight {near['weight']:g} with power {near['power']!r}, gained "
-        f"{near['gain']:.2g} with a spread of {near['gain_spread']:.2g} over the "
-        f"repeats), so the weight is 0. If validation had not moved yet after "
-        f"{horizon} epochs, raise epochs."
-    )
+        remedy = "If validation had not moved yet, raise epochs."
+    return f"tune_weight: {reason}, so the weight is 0. {remedy}"
 
 
 def _beyond(weight: float, grid: list[float]) -> str:

@@ -54,7 +54,7 @@ class Step:
         labels = torch.arange(len(x), device=x.device) % self.output.shape[1]
         offset = (v * self.output).sum() - (self.pulled * x).sum()
         penalty = self.pulled.square().sum() + offset.square() / len(x)
-        (F.cross_entropy(self.output.float(), labels) + penalty).backward()
+        (F.cross_entropy(self.output.double(), labels) + penalty).backward()
         self.gradients = {n: p.grad for n, p in model.named_parameters()}
 
     def agrees_with(self, other: Step, **tolerance: float) -> None:

@@ -29,6 +29,8 @@ from tests.regularizers.second_order.cases import (
     with_statistics,
 )
 
+pytestmark = pytest.mark.usefixtures("every_linear_layer")
+
 
 @pytest.mark.parametrize("name", MODELS)
 def test_autocast_gives_the_precisions_that_it_gives_without_the_mode(name):
@@ -37,7 +39,7 @@ def test_autocast_gives_the_precisions_that_it_gives_without_the_mode(name):
     x = normal(5, *shape, dtype=torch.float32)
     truth = Step(copy.deepcopy(model).double(), x.double()).gradients
     plain = Step(model, x, lean=False, context=bf16)
-    lean = Step(model, x, context=bf16)
+    lean = Step(model, x, point_gradient=False, context=bf16)
     assert lean.output.dtype == plain.output.dtype == torch.bfloat16
     assert lean.pulled.dtype == plain.pulled.dtype == torch.float32
     assert torch.equal(lean.output, plain.output)
@@ -78,6 +80,18 @@ def test_a_layer_kept_out_of_autocast_keeps_its_precision_in_a_pull_back():
     with bf16(), operations.pulling():
         (pulled,) = torch.autograd.grad(y, x, v)
     assert torch.equal(pulled, v @ layer.weight)
+
+
+@pytest.mark.parametrize("layer", [nn.Conv1d(3, 2, 2), nn.Linear(4, 3)])
+def test_autocast_does_not_reach_into_a_backward_pass(layer):
+    x = normal(5, 3, 4, dtype=torch.float32).requires_grad_()
+    v = normal(*layer(x).shape, dtype=torch.float32)
+    (expected,) = torch.autograd.grad(layer(x), layer.weight, v)
+    with lean_operations(x, point_gradient=False):
+        y = layer(x)
+    with bf16():
+        (found,) = torch.autograd.grad(y, layer.weight, v)
+    torch.testing.assert_close(found, expected)
 
 
 def test_channels_last_stays_channels_last():
@@ -213,12 +227,12 @@ class Labelled(Tensor):
 
 
 def test_subclasses_keep_their_own_operations():
-    layer = nn.Linear(6, 4)
-    x = normal(5, 6, dtype=torch.float32).as_subclass(Labelled).requires_grad_()
+    layer = nn.Conv1d(3, 2, 2)
+    x = normal(5, 3, 4, dtype=torch.float32).as_subclass(Labelled).requires_grad_()
     with lean_operations(x):
         y = layer(x)
     assert type(y) is Labelled
-    assert "Product" not in type(y.grad_fn).__name__
+    assert type(y.grad_fn) is type(layer(x).grad_fn)
 
 
 def test_transforms_of_torch_func_work_inside():
@@ -259,6 +273,8 @@ def test_calls_that_torch_refuses_are_refused_by_torch():
             F.batch_norm(x[..., 0], None, None, training=True)
         with pytest.raises(RuntimeError, match="strided"):
             F.conv1d(x, normal(2, 2, 3), stride=2, padding="same")
+        with pytest.raises(RuntimeError, match="dimensions"):
+            F.conv2d(x, normal(2, 2, 3))
         with pytest.raises(RuntimeError, match="cannot be multiplied"):
             F.linear(x, normal(3, 4))
 

@@ -30,7 +30,7 @@ def test_batch_norm_in_training_pulls_at_fixed_statistics_and_learns_through_the
     v = normal(*oracle.output.shape)
     pulled = torch.einsum("nk,nkd->nd", v, oracle.jacobians())
     offset = (v * oracle.output).sum() - (pulled * x.flatten(1)).sum()
-    task = F.cross_entropy(oracle.output.float(), torch.arange(5) % 4)
+    task = F.cross_entropy(oracle.output, torch.arange(5) % 4)
     loss = task + pulled.square().sum() + offset.square() / 5
     names = [name for name, _ in model.named_parameters()]
     expected = torch.autograd.grad(loss, list(model.parameters()))
@@ -103,6 +103,16 @@ def test_first_and_second_derivatives_agree_with_differences(function, shape):
     inputs = leaves(shape, (3,), (3,))
     assert gradcheck(under_lean(function), inputs)
     assert gradgradcheck(under_lean(function), inputs)
+
+
+@pytest.mark.parametrize("function", [training_norm, evaluation_norm])
+def test_a_gradient_with_a_graph_is_the_gradient_without(function):
+    x, v, *parameters = leaves((3, 3, 2), (3, 3, 2), (3,), (3,))
+    expected = torch.autograd.grad(function(x, *parameters), [x, *parameters], v)
+    output = under_lean(function)(x, *parameters)
+    found = torch.autograd.grad(output, [x, *parameters], v, create_graph=True)
+    for one, two in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, two, **CLOSE)
 
 
 def test_derivatives_of_a_pull_back_through_batch_norm_agree_with_differences():

@@ -11,22 +11,17 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from normalign.regularizers.second_order import lean_operations, mode
+from normalign.regularizers.second_order import lean_operations
 from tests.regularizers.second_order.cases import (
     CLOSE,
     MODELS,
     Step,
     leaves,
+    mlp,
     normal,
     pulled_by,
     under_lean,
 )
-
-
-@pytest.fixture
-def every_linear_layer(monkeypatch):
-    """Replace even linear layers that are too small for it to pay."""
-    monkeypatch.setattr(mode, "_WORTH", {"other": 0})
 
 
 class Calls(TorchDispatchMode):
@@ -88,6 +83,29 @@ def test_a_point_that_nobody_asks_about_gets_no_gradient():
     y.sum().backward()
     assert x.grad is None
     torch.testing.assert_close(layer.weight.grad, x.detach().sum(0).expand(size, -1))
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.usefixtures("every_linear_layer")
+def test_what_is_added_to_the_point_gets_its_gradient(first):
+    # A learned prompt or position: behind the layer there is more than the point.
+    layer, shift, x = mlp(), normal(5, 6, seed=2).requires_grad_(), normal(5, 6)
+    (expected,) = torch.autograd.grad(layer(x + shift).square().sum(), shift)
+    x = x.requires_grad_()
+    with lean_operations(x, point_gradient=False):
+        y = layer(x + shift if first else shift + x)
+    (found,) = torch.autograd.grad(y.square().sum(), shift)
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("kernel", [(2, 3), (3, 2), (2, 4), (4, 1)])
+def test_same_padding_puts_the_odd_one_where_torch_puts_it(kernel):
+    x, weight = leaves((2, 2, 6, 5), (3, 2, *kernel))
+    with lean_operations(x):
+        found = F.conv2d(x, weight, padding="same")
+    expected = F.conv2d(x, weight, padding="same")
+    torch.testing.assert_close(found, expected, **CLOSE)
 
 
 def test_linear_layers_that_see_more_than_the_point_are_torchs_own():

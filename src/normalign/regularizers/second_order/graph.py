@@ -82,7 +82,9 @@ def checkpoint_frame() -> Any:
     It is found through the hook by which the checkpoint sees what layers save.
     """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # pyright: ignore
-    for cell in getattr(hooks and hooks[0], "__closure__", None) or ():
+    if hooks is None:
+        return None
+    for cell in getattr(hooks[0], "__closure__", None) or ():
         if isinstance(cell.cell_contents, checkpoint._CheckpointFrame):
             return cell.cell_contents
     return None

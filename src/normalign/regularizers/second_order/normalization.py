@@ -18,13 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from normalign.regularizers.second_order.site import (
-    Mask,
-    Site,
-    precise,
-    remember,
-    wanted,
-)
+from normalign.regularizers.second_order.site import Mask, Site, precise, wanted
 
 __all__ = ["BatchNorm", "BatchNormSettings"]
 
@@ -46,8 +40,9 @@ class BatchNorm(Function):
     r"""Batch normalisation, with what its derivatives are made of as further outputs.
 
     torch's own kernels do the forward pass and the first derivative. The factor
-    :math:`s\gamma` that a pull-back multiplies with is an output, and so are the
-    statistics: what is made of them can then be differentiated, through this node.
+    :math:`s\gamma` that a pull-back multiplies with is an output, in the precision and
+    with the axes of the input, and so are the statistics: what is made of them can
+    then be differentiated, through this node.
     """
 
     @staticmethod
@@ -68,27 +63,35 @@ class BatchNorm(Function):
         if not settings.training:
             statistics, reserve = [mean, (var + settings.eps).rsqrt()], var  # pyright: ignore
         inverse = statistics[1]
-        factor = inverse.clone() if weight is None else inverse * weight
+        if weight is None:
+            factor = inverse.to(x.dtype, copy=True)
+        elif x.dtype == inverse.dtype:
+            factor = inverse * weight
+        else:  # multiplied and rounded at once
+            factor = torch.empty_like(inverse, dtype=x.dtype)
+            torch.mul(inverse, weight, out=factor)
+        factor = _per_channel(factor, x)
         ctx.save_for_backward(x, weight, *statistics, factor, reserve)
-        remember(ctx, site, x, weight, bias)
-        ctx.training, ctx.eps = settings.training, settings.eps
+        ctx.set_materialize_grads(False)
+        ctx.training, ctx.eps, ctx.site = settings.training, settings.eps, site
         return (y, factor, *statistics) if settings.training else (y, factor)
 
     @staticmethod
     @precise
     def backward(ctx: Any, g: Tensor | None, *rest: Tensor | None) -> Any:
         """Return the gradients that the present pass wants."""
-        mask = wanted(ctx)
-        of_factor, of_mean, of_inverse = (*rest, None, None)[:3]
+        mask, pulling = wanted(ctx), ctx.site.phase.pulling
         saved = ctx.saved_tensors
+        if pulling and g is not None and mask == (True, False, False):
+            return g * saved[4], None, None, None, None
+        of_factor, of_mean, of_inverse = (*rest, None, None)[:3]
+        of_factor = None if of_factor is None else of_factor.flatten()
         x, weight, mean, inverse, *_ = saved
-        pulling = ctx.site.phase.pulling
         if torch.is_grad_enabled() or pulling or g is None:
             mixes = ctx.training and not pulling
             gradients = _by_formula(g, saved, mask, mixes)
-        elif x.is_cuda and ctx.training and of_mean is None and of_inverse is None:
-            gradients = _by_sums(g, of_factor, saved, mask)
-            return *gradients, None, None
+        elif of_mean is None and of_inverse is None and _has_sums(ctx.training, *saved):
+            return *_by_sums(g, of_factor, saved, mask), None, None
         else:
             gradients = _by_torch(ctx, g, saved, mask)
         of_x, of_weight, of_bias = gradients
@@ -106,12 +109,21 @@ class BatchNorm(Function):
 def _by_torch(ctx: Any, g: Tensor, saved: tuple[Any, ...], mask: Mask) -> Gradients:
     """Return the gradients by the kernel that belongs to the forward pass."""
     x, weight, mean, inverse, _, reserve = saved
-    running, batch = (None, None), (mean, inverse)
+    running = (None, None)
     if not ctx.training:
-        running, batch, reserve = (mean, reserve), (None, None), x.new_empty(0)
+        running, reserve = (mean, reserve), x.new_empty(0)
     return torch.ops.aten._batch_norm_impl_index_backward(
-        ctx.kernel, x, g, weight, *running, *batch, ctx.training, ctx.eps, mask, reserve
-    )
+        ctx.kernel, x, g, weight, *running, mean, inverse, ctx.training, ctx.eps,
+        mask, reserve,
+    )  # fmt: skip
+
+
+def _has_sums(
+    training: bool, x: Tensor, weight: Tensor | None, mean: Tensor, *_: Tensor
+) -> bool:
+    """Say whether :func:`_by_sums` has kernels for these: not for half weights."""
+    same = weight is None or weight.dtype == mean.dtype
+    return training and x.is_cuda and same
 
 
 def _by_sums(
@@ -134,7 +146,8 @@ def _by_sums(
     )
     if of_factor is not None:
         centred = centred + of_factor
-        of_weight = of_weight + of_factor * inverse if mask[1] else None
+        if mask[1]:
+            of_weight = torch.addcmul(of_weight.to(inverse.dtype), of_factor, inverse)
     of_x = None
     if mask[0]:
         count = torch.full((1,), _count(x), dtype=torch.int32, device=x.device)
@@ -156,15 +169,15 @@ def _by_formula(
     x, _, mean, inverse, factor, _ = saved
     of_x = of_weight = of_bias = None
     if mask[0]:
-        of_x = g * _per_channel(factor.to(g.dtype), g)
+        of_x = g * factor
     if mixes or mask[1] or mask[2]:
         axes = (0, *range(2, g.ndim))
-        of_bias = g.sum(dim=axes, dtype=factor.dtype)
+        of_bias = g.sum(dim=axes, dtype=inverse.dtype)
         standard = (x - _per_channel(mean, x)) * _per_channel(inverse, x)
         of_weight = (g * standard).sum(dim=axes)
         if mixes and of_x is not None:
             shared = _per_channel(of_bias, x) + standard * _per_channel(of_weight, x)
-            shared = shared * _per_channel(factor / _count(x), x)
+            shared = shared * (factor / _count(x))
             of_x = of_x - shared.to(g.dtype)
     return of_x, of_weight if mask[1] else None, of_bias if mask[2] else None
 

@@ -8,6 +8,7 @@ one, it has the derivative of a layer: two convolutions.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -15,29 +16,78 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from normalign.regularizers.second_order.site import Site, precise, remember, wanted
+from normalign.regularizers.second_order.site import Site, precise, wanted
 
-__all__ = ["Convolution", "Geometry", "Linear"]
+__all__ = ["Convolution", "Geometry", "Linear", "read_geometry"]
 
 
 class Geometry(NamedTuple):
     """How a convolution steps, in the order in which torch takes it."""
 
-    stride: list[int]
-    padding: list[int]
-    dilation: list[int]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
     transposed: bool
-    output_padding: list[int]
+    output_padding: tuple[int, ...]
     groups: int
 
-    def transpose(self, sizes: torch.Size, kernel: torch.Size) -> Geometry:
-        """Return the geometry of the map back to inputs of the given sizes."""
-        if self.transposed:
-            return self._replace(transposed=False, output_padding=[0] * len(sizes))
-        # What a stride leaves over at the end, the way back has to add.
-        rows = zip(sizes, kernel, *self[:3], strict=True)
-        left = [(n + 2 * p - d * (k - 1) - 1) % s for n, k, s, p, d in rows]
-        return self._replace(transposed=True, output_padding=left)
+
+@functools.lru_cache(maxsize=1024)
+def transpose(geometry: Geometry, sizes: torch.Size, kernel: torch.Size) -> Geometry:
+    """Return the geometry of the map back to inputs of the given sizes.
+
+    Examples
+    --------
+    >>> halves = Geometry((2,), (1,), (1,), False, (0,), 1)
+    >>> transpose(halves, torch.Size([8]), torch.Size([3])).output_padding  # 8 to 4
+    (1,)
+    """
+    if geometry.transposed:
+        return geometry._replace(transposed=False, output_padding=(0,) * len(sizes))
+    # What the stride leaves over at the end, the way back has to add.
+    rows = zip(sizes, kernel, *geometry[:3], strict=True)
+    left = tuple((n + 2 * p - d * (k - 1) - 1) % s for n, k, s, p, d in rows)
+    return geometry._replace(transposed=True, output_padding=left)
+
+
+@functools.lru_cache(maxsize=1024)
+def read_geometry(
+    kernel: torch.Size,
+    stride: int | tuple[int, ...],
+    padding: int | tuple[int, ...] | str,
+    dilation: int | tuple[int, ...],
+    groups: int,
+    transposed: bool,
+    output_padding: int | tuple[int, ...],
+) -> tuple[Geometry, tuple[int, ...]] | None:
+    """Return what a convolution's arguments mean: its steps, and padding apart.
+
+    The second is what ``F.pad`` has to add first, where ``padding="same"`` is not the
+    same at both ends. ``None`` stands for arguments that torch should see itself: those
+    that it refuses, and ``output_padding`` beyond the stride, which is rare.
+    """
+    n_axes = len(kernel)
+    steps, reach = _each(stride, n_axes), _each(dilation, n_axes)
+    extra, apart = _each(output_padding, n_axes), ()
+    if not isinstance(padding, str):
+        pads = _each(padding, n_axes)
+    elif padding == "same" and max(steps) == 1:
+        total = [d * (k - 1) for d, k in zip(reach, kernel, strict=True)]
+        pads = tuple(size // 2 for size in total)
+        if any(size % 2 for size in total):  # the odd one goes to the end
+            apart = tuple(side for size in total[::-1] for side in (0, size % 2))
+    else:
+        pads = _each(0, n_axes if padding == "valid" else 0)
+    lengths = {len(steps), len(pads), len(reach), len(extra)}
+    if lengths != {n_axes} or max(extra) >= min(steps):
+        return None
+    return Geometry(steps, pads, reach, transposed, extra, groups), apart
+
+
+def _each(value: int | tuple[int, ...], n_axes: int) -> tuple[int, ...]:
+    """Return a number for each axis, given one for all or one for each."""
+    values = value if isinstance(value, tuple) else (value,)
+    return values * n_axes if len(values) == 1 else values
 
 
 class Convolution(Function):
@@ -53,9 +103,9 @@ class Convolution(Function):
         site: Site,
     ) -> Tensor:
         """Return the layer's output."""
-        remember(ctx, site, x, weight, bias)
         ctx.save_for_backward(x, weight)
-        ctx.geometry = geometry
+        ctx.set_materialize_grads(False)
+        ctx.geometry, ctx.site = geometry, site
         return torch.convolution(x, weight, bias, *geometry)
 
     @staticmethod
@@ -71,7 +121,7 @@ class Convolution(Function):
             return *found, None, None
         of_x = of_weight = None
         if mask[0]:
-            back = geometry.transpose(x.shape[2:], weight.shape[2:])
+            back = transpose(geometry, x.shape[2:], weight.shape[2:])
             of_x = torch.convolution(g, weight, None, *back)
         if mask[1]:  # where the weight depends on the point
             of_weight = torch.ops.aten.convolution_backward(
@@ -93,8 +143,9 @@ class Linear(Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, site: Site
     ) -> Tensor:
         """Return the layer's output."""
-        remember(ctx, site, x, weight, bias)
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+        ctx.set_materialize_grads(False)
+        ctx.site = site
         return F.linear(x, weight, bias)
 
     @staticmethod

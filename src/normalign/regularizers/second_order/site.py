@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normalign.regularizers.second_order.graph import is_visited
 
-__all__ = ["Mask", "Phase", "Site", "precise", "remember", "wanted"]
+__all__ = ["Mask", "Phase", "Site", "precise", "wanted"]
 
 Mask = tuple[bool, bool, bool]
 
@@ -40,23 +40,21 @@ class Site:
     dead_end: bool
 
 
-def remember(ctx: Any, site: Site, *inputs: Tensor | None) -> None:
-    """Note at a layer's forward pass what :func:`wanted` asks for later."""
-    ctx.set_materialize_grads(False)
-    ctx.site, ctx.given = site, [tensor is not None for tensor in inputs]
-
-
 def wanted(ctx: Any) -> Mask:
     """Return which of a layer's first three gradients the present pass wants.
 
     ``ctx.needs_input_grad`` says which exist. A pull-back goes to the point alone, and
     the weight gradients that lie at its wayside are not for free.
     """
-    edges = iter(ctx.next_functions)  # one for each tensor, none for None
-    nodes = [next(edges)[0] if given else None for given in ctx.given]
-    x, weight, bias = [node is not None and is_visited(node) for node in nodes]
-    blocked = ctx.site.dead_end and not ctx.site.phase.pulling
-    return x and not blocked, weight, bias
+    x, weight, bias = ctx.needs_input_grad[:3]
+    edges = ctx.next_functions  # one for each tensor, none for None
+    if ctx.site.dead_end and not ctx.site.phase.pulling:
+        x = False
+    return (
+        x and is_visited(edges[0][0]),
+        weight and is_visited(edges[1][0]),
+        bias and is_visited(edges[-1][0]),
+    )
 
 
 def precise(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,10 +62,12 @@ def precise(backward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(backward)
     def guarded(ctx: Any, *cotangents: Tensor | None) -> Any:
-        given = next((c for c in cotangents if c is not None), None)
-        if given is None:
+        for cotangent in cotangents:
+            if cotangent is not None:
+                kind = cotangent.device.type
+                break
+        else:
             return (None,) * len(ctx.needs_input_grad)
-        kind = given.device.type
         if not torch.is_autocast_enabled(kind):
             return backward(ctx, *cotangents)
         with torch.autocast(kind, enabled=False):

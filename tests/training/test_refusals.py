@@ -1,0 +1,311 @@
+from collections import namedtuple
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from normalign.nn import mlp
+from normalign.regularizers import PenaltyForm
+from normalign.training import Ensemble, Member
+from normalign.training.rules import SGD
+from tests.cases import Recurrent, ResidualNet, TokenModel
+from tests.training.ensembles import built, chains, ensemble, task
+
+SGDS = [Member(0, SGD(0.1)), Member(1, SGD(0.1))]
+
+
+def refused(text, networks=None, data=None, these=SGDS, error=ValueError, **options):
+    with pytest.raises(error, match=f"^Ensemble: {text}"):
+        ensemble(networks or chains(2), data or task(), these, **options)
+
+
+def changed(**tensors):
+    return SimpleNamespace(**{**vars(task()), **tensors})
+
+
+class Random(nn.Module):
+    """Draws its dropout without a module that would show it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return nn.functional.dropout(self.linear(x), 0.5)
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.linear(x), x
+
+
+class Scaled(nn.Module):
+    def __init__(self, factor=1.0, activation=torch.relu, shift=0.0) -> None:
+        super().__init__()
+        self.linear, self.factor, self.activation = nn.Linear(6, 3), factor, activation
+        self.register_buffer("shift", torch.tensor(shift))
+
+    def forward(self, x):
+        return self.factor * self.activation(self.linear(x)) + self.shift
+
+
+def between(layer):
+    return built(lambda: nn.Sequential(nn.Linear(6, 4), layer(), nn.Linear(4, 3)), 2)
+
+
+@pytest.mark.parametrize(
+    ("layer", "text"),
+    [
+        (nn.Dropout, "Dropout '1' in training mode. Call .eval()"),
+        (nn.AlphaDropout, "AlphaDropout '1' in training mode"),
+        (lambda: nn.BatchNorm1d(4), "BatchNorm1d '1' in training mode"),
+        (
+            lambda: nn.BatchNorm1d(4, track_running_stats=False).eval(),
+            "BatchNorm1d '1' without running statistics. .* GroupNorm",
+        ),
+    ],
+)
+def test_layers_that_are_random_or_mix_samples_are_refused(layer, text):
+    rule = r"networks\[0\] must be a deterministic function of each sample, got "
+    refused(rule + text, between(layer))
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout, lambda: nn.BatchNorm1d(4)])
+def test_one_member_of_many_with_such_a_layer_is_found(layer):
+    networks = between(layer)
+    networks[0].eval()
+    refused(r"networks\[1\] must be a deterministic function", networks)
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout, lambda: nn.BatchNorm1d(4)])
+def test_the_same_layers_at_rest_are_trained(layer):
+    networks = [network.eval() for network in between(layer)]
+    trained = ensemble(networks, task(), SGDS).train()
+    assert [one.stopped for one in trained] == ["epochs"] * 2
+
+
+def test_dropout_that_drops_nothing_is_trained():
+    networks = between(lambda: nn.Dropout(0.0))
+    assert len(ensemble(networks, task(), SGDS).train()) == 2
+
+
+def test_hidden_randomness_is_refused_before_training():
+    refused("networks must be modules that torch.func can run", built(Random, 2))
+
+
+def test_what_cannot_be_stacked_is_refused_with_the_reason():
+    data = task((5, 6))
+    networks = built(lambda: Recurrent(nn.LSTM), 2)
+    refused("networks must be modules that torch.func can run .*lstm", networks, data)
+
+
+def test_a_module_that_returns_more_than_a_tensor_is_refused():
+    text = "networks must be modules that return one tensor"
+    refused(text, built(Pair, 2), error=TypeError)
+
+
+@pytest.mark.parametrize(
+    ("second", "text"),
+    [
+        (
+            lambda: mlp([6, 10, 7, 3], activation="tanh"),
+            r"got .*\(7,\) where .*\(8,\), at 2.bias",
+        ),
+        (lambda: mlp([6, 10, 8, 3], activation="relu"), "ReLU .* has .*Tanh, at 1"),
+        (lambda: chains(1)[0][:4], "got nothing where the first has .*Linear, at 4"),
+        (ResidualNet, "got nothing where the first has .*Linear, at 0"),
+    ],
+)
+def test_other_architectures_are_refused(second, text):
+    networks = [chains(1)[0], second().double()]
+    refused(rf"networks\[1\] must be of the same architecture.*{text}", networks)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"factor": 2.0}, "got 2.0 where the first has 1.0, at factor"),
+        ({"activation": torch.tanh}, "got .*tanh where .* has .*relu, at activation"),
+        ({"shift": 1.0}, "of the same buffers as the first, got another 'shift'"),
+    ],
+)
+def test_networks_that_differ_where_no_parameter_shows_it_are_refused(options, text):
+    networks = [Scaled().double(), Scaled(**options).double()]
+    refused(rf"networks\[1\] must be .*{text}", networks)
+
+
+def test_another_dtype_is_refused():
+    networks = [chains(1)[0], chains(1)[0].float()]
+    refused(r"networks\[1\] must be of the dtype and device of the first", networks)
+    mixed = chains(2)
+    mixed[1][0].float()
+    refused(r"networks\[1\] must be of one dtype and device", mixed)
+
+
+def test_frozen_parameters_are_refused_with_what_to_do():
+    networks = chains(2)
+    networks[1][2].bias.requires_grad_(False)
+    text = (
+        r"networks\[1\] must be one whose parameters all train, got a frozen '2.bias'"
+    )
+    refused(text + r". Call requires_grad_\(\) on it; or make it a buffer", networks)
+
+
+def test_the_advice_for_frozen_parameters_works():
+    networks = built(lambda: Scaled(1.0, torch.tanh), 2)
+    for network in networks:
+        layer = network.linear
+        value = torch.ones_like(layer.weight)
+        del layer.weight
+        layer.register_buffer("weight", value)
+    trained = ensemble(networks, task(), SGDS).train()
+    assert list(trained[0].weights) == ["linear.bias"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_complex_networks_are_refused():
+    networks = [mlp([6, 4, 3]).to(torch.complex64) for _ in range(2)]
+    refused(r"networks\[0\] must be one of real parameters", networks, error=TypeError)
+
+
+def test_what_is_no_module_or_has_no_parameters_is_refused():
+    with pytest.raises(ValueError, match=r"networks\[0\] must be one with parameters"):
+        ensemble([nn.Tanh()], task(), SGDS[:1])
+    with pytest.raises(TypeError, match=r"networks\[1\] must be a module"):
+        ensemble([chains(1)[0], torch.relu], task(), SGDS)
+
+
+def test_an_ensemble_has_as_many_of_everything_as_members():
+    refused("members must be at least one, got 0", [nn.Linear(6, 3)], these=[])
+    refused("networks must be one for each of the 2 members, got 3", chains(3))
+    refused("data must be one for each of the 2 members, got 1", data=[task()])
+    pair = (task().x_test, task().y_test)
+    rule = r"the extra set must be one \(x, y\) for each of the 2 members, got 3"
+    refused(rule, also={"extra": [pair] * 3})
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (changed(y_train=task().y_train[:5]), r"the train set .* \(24, 6\) and \(5,\)"),
+        (changed(x_test=task().x_test[:0]), "the test set must be non-empty"),
+        (changed(x_train=task().x_train[:0], y_train=task().y_train[:0]), "the train"),
+        ([task(), task(n=20)], "x of the train set must be alike for all members"),
+        (
+            [task(), changed(y_test=task().y_test.int())],
+            "y of the test set must be ali",
+        ),
+    ],
+)
+def test_data_that_do_not_fit_are_refused(data, text):
+    refused(text, data=data)
+
+
+def test_data_that_are_no_tensors_are_refused():
+    data = changed(x_train=task().x_train.numpy())
+    refused("x of the train set must be a tensor", data=data, error=TypeError)
+
+
+def test_a_further_set_cannot_take_the_place_of_the_training_data():
+    pair = (task().x_test, task().y_test)
+    for name in ("train", "test"):
+        refused(f"also must be sets with names other .*'{name}'", also={name: pair})
+    refused("the z set must be non-empty", also={"z": (pair[0][:0], pair[1][:0])})
+
+
+def test_a_named_tuple_is_one_split_and_not_four():
+    kind = namedtuple("Split", vars(task()))
+    trained = ensemble(chains(2), kind(**vars(task())), SGDS).train()
+    assert len(trained) == 2
+
+
+def test_targets_are_looked_at_before_training():
+    float_targets = changed(y_train=task().y_train.double())
+    refused("targets must be class numbers .*Call y.long", data=float_targets)
+    unknown = changed(y_test=task().y_test + 1)
+    refused("targets must be class numbers from 0 to 2, got 1 to 3", data=unknown)
+
+
+def test_integers_for_a_network_of_real_inputs_are_refused_with_what_to_do():
+    data = changed(x_train=task().x_train.long(), x_test=task().x_test.long())
+    refused(r"networks must be .*call x.float\(\) unless", data=data)
+
+
+def test_a_penalty_on_tokens_needs_a_place():
+    tokens = torch.zeros(24, 4).long()
+    data = changed(x_train=tokens, x_test=tokens[:12])
+    these = [Member(0, SGD(0.1), weight=0.1)]
+    text = r"a member's penalty must be one with at= .*PenaltyForm\(at='...'\)"
+    refused(text, built(TokenModel, 1), data, these)
+
+
+def test_a_penalty_at_a_place_that_is_not_there_is_refused_before_training():
+    these = [Member(i, SGD(), weight=0.1, penalty=PenaltyForm(at="9")) for i in (0, 1)]
+    with pytest.raises(ValueError, match="at must be the name of a submodule"):
+        ensemble(chains(2), task(), these)
+    form = PenaltyForm("nuclear")
+    these = [Member(i, SGD(), weight=0.1, penalty=form) for i in (0, 1)]
+    data = task((9,), k=4)
+    refused("model must be an nn.Sequential", built(ResidualNet, 2), data, these)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"epochs": -1}, ValueError, "epochs must be at least 0, got -1"),
+        ({"epochs": 2.5}, TypeError, "epochs must be an integer, got 2.5"),
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
+        ({"batch_size": True}, TypeError, "batch_size must be an integer, got True"),
+        ({"loss": "hinge"}, ValueError, "loss must be 'cross_entropy' or"),
+    ],
+)
+def test_illegal_numbers_and_names_are_refused(options, error, text):
+    refused(text, error=error, **options)
+
+
+def test_a_loss_that_is_no_mean_is_refused():
+    def each(output, target):
+        return nn.functional.cross_entropy(output, target, reduction="none")
+
+    refused(r"loss\(output, target\) must be the mean .* got shape \(1,\)", loss=each)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"seed": 1.0}, TypeError, "seed must be an integer, got 1.0"),
+        ({"seed": True}, TypeError, "seed must be an integer, got True"),
+        ({"seed": 2**63}, ValueError, "seed must be a 64-bit integer"),
+        (
+            {"optimizer": torch.optim.SGD},
+            TypeError,
+            "optimizer must be an SGD or AdamW",
+        ),
+        ({"weight": -0.1}, ValueError, "weight must be finite and at least 0"),
+        ({"weight": float("nan")}, ValueError, "weight must be finite and at least 0"),
+        ({"weight": "big"}, TypeError, "weight must be a number"),
+        ({"penalty": "output"}, TypeError, "penalty must be a PenaltyForm"),
+        ({"gradient_filter": "fast"}, TypeError, "gradient_filter must be a Grokfast"),
+    ],
+)
+def test_illegal_members_are_refused(arguments, error, text):
+    with pytest.raises(error, match=f"^Member: {text}"):
+        Member(**{"seed": 0, "optimizer": SGD(), **arguments})
+
+
+def test_what_a_measurement_returns_is_looked_at():
+    wrong = {
+        lambda stack: {"penalty": stack.rows[:, 0]}: "named otherwise than the columns",
+        lambda stack: {"norm": stack.rows}: r"measure's 'norm' must be of shape \(2,\)",
+        lambda stack: {"norm": 3.0}: r"measure's 'norm' must be of shape \(2,\), got 3",
+    }
+    for measure, text in wrong.items():
+        with pytest.raises(ValueError, match=text):
+            Ensemble(
+                chains(2), task(), SGDS, loss="cross_entropy", epochs=0, measure=measure
+            ).train()
