@@ -1,8 +1,9 @@
 """Make every picture and every number of the pages in this folder.
 
 Run ``python docs/figures.py`` from the root of the repository. It trains the two
-networks of the tour (about two minutes on two cores, once: finished runs are kept
-in ``out/``) and then takes about ten seconds. It writes the pictures and
+networks of the tour and the four of the page on GrokAlign (about six minutes on two
+cores, once: finished runs are kept in ``out/``) and then takes about ten seconds. It
+writes the pictures and
 ``docs/images/numbers.json``, and puts the numbers into the pages, between
 ``<!--n:name-->`` and ``<!--/n-->``.
 """
@@ -20,11 +21,15 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
+from normalign.data import load_digits_5000
 from normalign.data.dataset import Dataset
 from normalign.geometry import Slice, local_geometry, partition
+from normalign.nn import mlp
 from normalign.paper.store import provenance, write_bytes, write_json
 from normalign.paper.tour_runs import RUNS, TourRun, TourSettings, digits, trained
 from normalign.plots import plot_centroids, plot_curves, plot_partition
+from normalign.regularizers import PenaltyForm
+from normalign.training import Ensemble, Member, rules, stacked_geometry
 
 DOCS = Path(__file__).parent
 IMAGES = DOCS / "images"
@@ -46,6 +51,7 @@ def main() -> None:
     }
     numbers = curves(runs) | centroids(runs["with penalty"], data)
     numbers |= regions(runs["with penalty"], data)
+    numbers |= grokking()
     write_json(
         IMAGES / "numbers.json",
         {"numbers": numbers, "settings": settings.key(), "about": provenance()},
@@ -133,6 +139,64 @@ def regions(run: TourRun, data: Dataset) -> dict[str, str]:
         numbers[f"regions_{state}"] = f"{len(pieces)}"
     save(figure, "partition.png", dpi=100)
     return numbers
+
+
+# The forms of the page on GrokAlign, with the weight that was soonest on MNIST.
+GROKKING = {
+    "none": (PenaltyForm(), 0.0),
+    "as released": (PenaltyForm(power=1, released=True), 0.01),
+    "squared": (PenaltyForm(power=2), 0.1),
+    "ratio": (PenaltyForm(power="ratio"), 10.0),
+}
+GROKKING_EPOCHS = 1000
+
+
+def grokking() -> dict[str, str]:
+    """Draw what GrokAlign does to a network that would generalise late."""
+    digits = load_digits_5000(n_train=1024, n_test=1024, normalise=True, flatten=True)
+    start = mlp(
+        [784, 200, 200, 200, 10],
+        init_scale=8.0,
+        generator=torch.Generator().manual_seed(0),
+    )
+    optimizer = rules.AdamW(1e-3, beta2=0.99, eps=1e-25, weight_decay=0.01)
+    ensemble = Ensemble(
+        [start] * len(GROKKING),
+        digits,
+        [Member(0, optimizer, weight, form) for form, weight in GROKKING.values()],
+        loss="cross_entropy",
+        epochs=GROKKING_EPOCHS,
+        batch_size=196,
+        evaluate=lambda epoch: epoch in _DRAWN,
+        measure=stacked_geometry(digits.x_train[:200], digits.y_train[:200]),
+    )
+    folder = DOCS.parent / "out" / "docs"
+    folder.mkdir(parents=True, exist_ok=True)
+    trained = ensemble.train(checkpoint=folder / "grokking.safetensors")
+    curves = {name: one.history for name, one in zip(GROKKING, trained, strict=True)}
+    panels = {
+        "test_accuracy": "test accuracy",
+        "normal_alignment": "normal alignment",
+        "effective_rank": "effective rank",
+        "local_robustness": "local robustness",
+    }
+    columns = {name: history.columns for name, history in curves.items()}
+    save(plot_curves(columns, panels), "grokalign.svg")
+    numbers = {"grokking_epochs": f"{GROKKING_EPOCHS}"}
+    for name, history in curves.items():
+        prefix, last = f"grok_{name.replace('as ', '')}", history.last()
+        reached = history.first(lambda row: row["test_accuracy"] > 0.8)
+        numbers[f"{prefix}_epoch"] = (
+            "later" if reached is None else f"{reached['epoch']}"
+        )
+        numbers[f"{prefix}_test"] = f"{last['test_accuracy']:.1%}"
+        numbers[f"{prefix}_alignment"] = f"{last['normal_alignment']:.2f}"
+        numbers[f"{prefix}_rank"] = f"{last['effective_rank']:.2f}"
+        numbers[f"{prefix}_robustness"] = f"{last['local_robustness']:.2f}"
+    return numbers
+
+
+_DRAWN = {round(10 ** (i / 16)) for i in range(16 * 3 + 1)}
 
 
 def one_of_each(data: Dataset) -> Tensor:

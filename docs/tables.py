@@ -3,7 +3,8 @@
     python docs/tables.py
 
 A table stands between ``<!--table:NAME-->`` and ``<!--/table-->``; NAME is a file
-``results/benchmarks/NAME.json`` that a script in ``benchmarks/`` wrote with ``--save``.
+``results/benchmarks/NAME.json`` that a script in ``benchmarks/`` wrote with ``--save``
+(``acceleration-...`` is Table 1 in the file of ``ensemble-...``).
 A test checks that every page shows what its files say.
 """
 
@@ -19,7 +20,8 @@ RESULTS = DOCS.parent / "results" / "benchmarks"
 TABLE = re.compile(r"<!--table:(\S+)-->\n.*?<!--/table-->", re.DOTALL)
 
 
-def table(result: dict[str, Any]) -> str:
+def geometry(result: dict[str, Any]) -> list[str]:
+    """Our measures against the plain way to the same numbers."""
     lines = [
         "| | plain | ours | faster | plain, peak | ours, peak | largest error |",
         "|---|---|---|---|---|---|---|",
@@ -33,9 +35,174 @@ def table(result: dict[str, Any]) -> str:
             f"| {plain['megabytes']:.0f} MB | {ours['megabytes']:.0f} MB "
             f"| {max(record['errors'].values()):.0e} |"
         )
-    where = f"{result['device']}, {result['cores']} cores"
+    return lines
+
+
+def grokalign_step(result: dict[str, Any]) -> list[str]:
+    """A penalised step in units of a plain one."""
+    names = list(dict.fromkeys(n for r in result["records"] for n in r["contestants"]))
+    lines = [
+        "| | " + " | ".join(names) + " |",
+        "|---" * (len(names) + 1) + "|",
+    ]
+    for record in result["records"]:
+        cells = []
+        for name in names:
+            found = record["contestants"].get(name)
+            if found is None:
+                cells.append("")
+            elif name == "plain":
+                cells.append(f"{found['ms']:.2f} ms")
+            else:
+                cells.append(f"{found['ratio']:.2f}x")
+        lines.append(f"| {record['title']} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def ensemble(result: dict[str, Any]) -> list[str]:
+    """Seeds in lockstep, XOR in its span."""
+    lines = []
+    for record in result["records"]:
+        if record["part"] == "a":
+            lines += _lockstep(record)
+        elif record["part"] == "b":
+            lines += _span(record)
+    return lines
+
+
+def _lockstep(record: dict[str, Any]) -> list[str]:
+    lines = [
+        f"| modular addition, {record['seeds']} seeds, an epoch of all | time "
+        "| lockstep is faster |",
+        "|---|---|---|",
+    ]
+    for method, case in record["methods"].items():
+        for name, row in case["contestants"].items():
+            lines.append(
+                f"| {method}, {name} | {row['ms']:.1f} ms "
+                f"| {row['lockstep_is_faster']:.1f}x |"
+            )
+    return [*lines, ""]
+
+
+def _span(record: dict[str, Any]) -> list[str]:
+    lines = [
+        "| XOR to its grokked epoch | in the span | directly | faster |",
+        "|---|---|---|---|",
+    ]
+    for one in record["full"]:
+        direct = list(one["medians"].values())[:2]
+        best = min(cost["extrapolated"] for cost in direct)
+        told = f"{best:.0f} s, extrapolated"
+        ratio = one["faster_than_best_direct"]
+        if "direct" in one:
+            told = (
+                f"{one['direct']['seconds']:.0f} s (epoch {one['direct']['epochs'][0]})"
+            )
+            ratio = one["faster_than_direct_run"]
+        ours = one["in_span"]
+        lines.append(
+            f"| 40000 inputs, {one['method']} | {ours['seconds']:.1f} s (epoch "
+            f"{ours['epochs'][0]}) | {told} | **{ratio:.1f}x** |"
+        )
+    for one in record["smaller"]:
+        size, direct, ours = one["size"], one["direct"], one["in_span"]
+        lines.append(
+            f"| {size['d']} inputs, {one['method']}, three seeds "
+            f"| {ours['seconds']:.1f} s (epochs {_listed(ours['epochs'])}) "
+            f"| {direct['seconds']:.1f} s (epochs {_listed(direct['epochs'])}) "
+            f"| **{one['faster']:.1f}x** |"
+        )
+    return [*lines, ""]
+
+
+def _listed(values: list[Any]) -> str:
+    return ", ".join(map(str, values))
+
+
+def acceleration(result: dict[str, Any]) -> list[str]:
+    """Table 1, ours beside the paper's."""
+    record = next(r for r in result["records"] if r["part"] == "c")
+    lines = [
+        "| | | grokked (paper) | mean epoch (paper) | speed-up (paper) | p, paired "
+        "| done after |",
+        "|---|---|---|---|---|---|---|",
+    ]
+
+    def both(row: dict[str, Any], name: str, form: str) -> str:
+        values = (row[name], row[f"published_{name}"])
+        ours, theirs = ("-" if v is None else format(v, form) for v in values)
+        return f"{ours} ({theirs})"
+
+    for row in record["rows"]:
+        p = "-" if row["p_paired"] is None else f"{row['p_paired']:.1e}"
+        lines.append(
+            f"| {row['task']} | {row['method']} | {both(row, 'share', '.0%')} "
+            f"| {both(row, 'epochs', '.0f')} | {both(row, 'speedup', '.2f')} | {p} "
+            f"| {row['finished']:.1f} s |"
+        )
+    return [*lines, "", f"All of it: {record['seconds']:.0f} s, set-up included."]
+
+
+def powers(result: dict[str, Any]) -> list[str]:
+    """Epochs to grok by form and weight, a column for each task."""
+    tasks = list(result["epochs"])
+    lines = [
+        "| form | weight | " + " | ".join(tasks) + " |",
+        "|---|---" + "|---" * len(tasks) + "|",
+    ]
+    keys = dict.fromkeys((line["form"], line["weight"]) for line in result["lines"])
+    best = {
+        task: min(
+            line["mean_epoch"]
+            for line in result["lines"]
+            if line["task"] == task and line["grokked"] == line["seeds"]
+        )
+        for task in tasks
+        if any(
+            line["task"] == task and line["grokked"] == line["seeds"]
+            for line in result["lines"]
+        )
+    }
+    for form, weight in keys:
+        cells = []
+        for task in tasks:
+            wanted = {"task": task, "form": form, "weight": weight}
+            line = next(x for x in result["lines"] if wanted.items() <= x.items())
+            if not line["grokked"]:
+                cells.append("-")
+                continue
+            cell = f"{line['mean_epoch']:.0f}"
+            if line["grokked"] < line["seeds"]:
+                cell += f" ({line['grokked']})"
+            elif line["mean_epoch"] == best[task]:
+                cell = f"**{cell}**"
+            cells.append(cell)
+        lines.append(f"| {form} | {weight:g} | " + " | ".join(cells) + " |")
+    limits = ", ".join(f"{task} {limit}" for task, limit in result["epochs"].items())
+    return [*lines, "", f"Epochs at most: {limits}."]
+
+
+KINDS = {
+    "acceleration": acceleration,
+    "ensemble": ensemble,
+    "geometry": geometry,
+    "grokalign_step": grokalign_step,
+    "powers": powers,
+}
+
+
+def table(name: str, result: dict[str, Any]) -> str:
+    """The rows of a result, and where they were measured."""
+    # acceleration-h200 shows another part of the file of ensemble-h200
+    kind = name.partition("-")[0] if name.startswith("acceleration") else None
+    lines = KINDS[kind or result.get("benchmark", "geometry")](result)
+    cores = f", {result['cores']} cores" if "cores" in result else ""
+    python = f", Python {result['python']}" if "python" in result else ""
+    while lines and not lines[-1]:
+        lines.pop()
     return "\n".join(lines) + (
-        f"\n\n{where}, torch {result['torch']}, Python {result['python']}, "
+        f"\n\n{result['device']}{cores}, torch {result['torch']}{python}, "
         f"commit {result['commit'][:7]}.\n"
     )
 
@@ -44,8 +211,9 @@ def filled(page: str) -> str:
     """The page with every table made anew."""
 
     def fill(match: re.Match[str]) -> str:
-        result = json.loads((RESULTS / f"{match[1]}.json").read_text())
-        return f"<!--table:{match[1]}-->\n{table(result)}<!--/table-->"
+        file = match[1].replace("acceleration", "ensemble")
+        result = json.loads((RESULTS / f"{file}.json").read_text())
+        return f"<!--table:{match[1]}-->\n{table(match[1], result)}<!--/table-->"
 
     return TABLE.sub(fill, page)
 
