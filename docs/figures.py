@@ -159,7 +159,7 @@ def grokking() -> dict[str, str]:
         init_scale=8.0,
         generator=torch.Generator().manual_seed(0),
     )
-    optimizer = rules.AdamW(1e-3, beta2=0.99, eps=1e-25, weight_decay=0.01)
+    optimizer = rules.AdamW(1e-3, beta2=0.99, weight_decay=0.01)
     ensemble = Ensemble(
         [start] * len(GROKKING),
         digits,

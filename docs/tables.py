@@ -51,6 +51,8 @@ def grokalign_step(result: dict[str, Any]) -> list[str]:
             found = record["contestants"].get(name)
             if found is None:
                 cells.append("")
+            elif "failed" in found:
+                cells.append("fails")
             elif name == "plain":
                 cells.append(f"{found['ms']:.2f} ms")
             else:

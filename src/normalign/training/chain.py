@@ -6,8 +6,9 @@ in closed form,
     J = W_m D_{m-1} W_{m-1} ... D_1 W_1,    D_i = diag(φ'(z_i)),
 
 so that the pull-back ``v -> J^T v`` and the push-forward ``u -> J u`` are chains of
-products, written out here. A penalty on them then needs first-order autograd only,
-where a general network needs second derivatives of every operation.
+products, written out here. A penalty on them needs first derivatives only, where a
+general network needs second derivatives of every operation; and those of chains of
+products are chains of products again (:mod:`normalign.training.chain_gradient`).
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ __all__ = ["Chain", "ChainPass"]
 
 
 class Activation(NamedTuple):
-    """An elementwise function with its slope, both differentiable.
+    """An elementwise function φ with its slope φ' and its curvature φ''.
 
-    ``slope(z, h)`` may use the value ``h = φ(z)`` where that is cheaper.
+    Slope and curvature are functions of ``z`` and ``h = φ(z)``, whichever is cheaper.
+    ``None`` is no curvature: φ is piecewise linear.
     """
 
     value: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor, Tensor], Tensor]
+    curvature: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 def _gelu_slope(z: Tensor, h: Tensor) -> Tensor:
@@ -41,9 +44,19 @@ def _gelu_slope(z: Tensor, h: Tensor) -> Tensor:
     return torch.special.ndtr(z) + z * density
 
 
+def _gelu_curvature(z: Tensor, h: Tensor) -> Tensor:
+    density = (-0.5 * z.square()).exp() / math.sqrt(2 * math.pi)
+    return density * (2 - z.square())
+
+
 def _silu_slope(z: Tensor, h: Tensor) -> Tensor:
     gate = z.sigmoid()
     return gate + h * (1 - gate)
+
+
+def _silu_curvature(z: Tensor, h: Tensor) -> Tensor:
+    gate = z.sigmoid()
+    return gate * (1 - gate) * (2 + z * (1 - 2 * gate))
 
 
 def _activation(module: nn.Module) -> Activation | None:
@@ -53,7 +66,7 @@ def _activation(module: nn.Module) -> Activation | None:
         slope = float(module.negative_slope)
         return Activation(
             lambda z: nn.functional.leaky_relu(z, slope),
-            lambda z, h: torch.where(h > 0, 1.0, slope).to(z),
+            lambda z, h: (h > 0).to(z) * (1 - slope) + slope,
         )
     if kind is nn.GELU and module.approximate != "none":
         return None
@@ -62,12 +75,18 @@ def _activation(module: nn.Module) -> Activation | None:
 
 _ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.ReLU: Activation(torch.relu, lambda z, h: (h > 0).to(z)),
-    Quadratic: Activation(torch.square, lambda z, h: 2 * z),
-    nn.Tanh: Activation(torch.tanh, lambda z, h: 1 - h.square()),
-    nn.Sigmoid: Activation(torch.sigmoid, lambda z, h: h * (1 - h)),
-    nn.SiLU: Activation(nn.functional.silu, _silu_slope),
-    nn.GELU: Activation(nn.functional.gelu, _gelu_slope),
     nn.Identity: Activation(lambda z: z, lambda z, h: torch.ones_like(z)),
+    Quadratic: Activation(
+        torch.square, lambda z, h: 2 * z, lambda z, h: torch.full_like(z, 2.0)
+    ),
+    nn.Tanh: Activation(
+        torch.tanh, lambda z, h: 1 - h.square(), lambda z, h: 2 * h * (h.square() - 1)
+    ),
+    nn.Sigmoid: Activation(
+        torch.sigmoid, lambda z, h: h * (1 - h), lambda z, h: h * (1 - h) * (1 - 2 * h)
+    ),
+    nn.SiLU: Activation(nn.functional.silu, _silu_slope, _silu_curvature),
+    nn.GELU: Activation(nn.functional.gelu, _gelu_slope, _gelu_curvature),
 }
 
 
@@ -136,33 +155,7 @@ class Chain:
             The stacked parameters, in the order of ``network.parameters()``.
         x : Tensor of shape (s, n, ...)
         """
-        hidden = x.flatten(2)
-        slopes: list[Callable[[], Tensor]] = []
-        for layer in self.layers:
-            weight = parameters[layer.weight].mT
-            if layer.bias is None:
-                value = torch.bmm(hidden, weight)
-            else:
-                value = torch.baddbmm(parameters[layer.bias][:, None], hidden, weight)
-            if layer.activation is None:
-                return ChainPass(self, parameters, x, slopes, value)
-            hidden = layer.activation.value(value)
-            slopes.append(_later(layer.activation.slope, value, hidden))
-        raise AssertionError("a chain ends with a linear layer")  # by Chain.of
-
-
-def _later(
-    slope: Callable[[Tensor, Tensor], Tensor], z: Tensor, h: Tensor
-) -> Callable[[], Tensor]:
-    """Return a function that works out the slope once, when it is first needed."""
-    kept: list[Tensor] = []
-
-    def value() -> Tensor:
-        if not kept:
-            kept.append(slope(z, h))
-        return kept[0]
-
-    return value
+        return ChainPass(self, parameters, x)
 
 
 class ChainPass:
@@ -172,18 +165,31 @@ class ChainPass:
     the first network first.
     """
 
-    def __init__(
-        self,
-        chain: Chain,
-        parameters: Sequence[Tensor],
-        x: Tensor,
-        slopes: list[Callable[[], Tensor]],
-        stacked: Tensor,
-    ) -> None:
+    def __init__(self, chain: Chain, parameters: Sequence[Tensor], x: Tensor) -> None:
         self._chain, self._parameters, self._x = chain, parameters, x
         self._weights = [parameters[layer.weight] for layer in chain.layers]
-        self._slopes = slopes
-        self.stacked = stacked
+        # What each layer receives, and what it gives before its activation.
+        self._received, self._given = [x.flatten(2)], list[Tensor]()
+        self._slopes: dict[int, Tensor] = {}
+        for layer in chain.layers:
+            hidden, weight = self._received[-1], parameters[layer.weight].mT
+            if layer.bias is None:
+                value = torch.bmm(hidden, weight)
+            else:
+                value = torch.baddbmm(parameters[layer.bias][:, None], hidden, weight)
+            self._given.append(value)
+            if layer.activation is not None:
+                self._received.append(layer.activation.value(value))
+        self.stacked = self._given[-1]
+
+    def _slope(self, i: int) -> Tensor:
+        """Return the slope of the activation after layer i; worked out once."""
+        if i not in self._slopes:
+            activation = self._chain.layers[i].activation
+            assert activation is not None
+            slope = activation.slope(self._given[i], self._received[i + 1])
+            self._slopes[i] = slope
+        return self._slopes[i]
 
     @property
     def point(self) -> Tensor:
@@ -210,7 +216,7 @@ class ChainPass:
         for i in range(len(self._weights) - 1, -1, -1):
             row = torch.bmm(row, self._weights[i])
             if i > 0:
-                row = row * self._slopes[i - 1]()
+                row = row * self._slope(i - 1)
         return row.reshape(self.point.shape)
 
     def push(self, tangent: Tensor) -> Tensor:
@@ -219,16 +225,16 @@ class ChainPass:
         column = tangent.reshape(s, n, -1)
         for i, weight in enumerate(self._weights):
             column = torch.bmm(column, weight.mT)
-            if i < len(self._slopes):
-                column = column * self._slopes[i]()
+            if i < len(self._weights) - 1:
+                column = column * self._slope(i)
         return column.flatten(0, 1)
 
     def jacobian(self) -> Tensor:
         """Return every Jacobian, (s, n, k, d)."""
         s, n, k = self.stacked.shape
         rows = self._weights[-1][:, None].expand(s, n, k, -1)
-        for i in range(len(self._slopes) - 1, -1, -1):
-            rows = (rows * self._slopes[i]()[:, :, None]).flatten(1, 2)
+        for i in range(len(self._weights) - 2, -1, -1):
+            rows = (rows * self._slope(i)[:, :, None]).flatten(1, 2)
             rows = torch.bmm(rows, self._weights[i]).unflatten(1, (n, k))
         return rows
 

@@ -23,7 +23,8 @@ from normalign.regularizers import PenaltyForm
 from normalign.regularizers.formulas import penalty
 from normalign.regularizers.functional import penalised
 from normalign.regularizers.places import middle_of, place_in
-from normalign.training.chain import Chain
+from normalign.training.chain import Chain, ChainPass
+from normalign.training.chain_gradient import RecordedPass
 from normalign.training.losses import StackedLoss
 from normalign.training.refusals import check_alike, check_pure, check_trainable
 
@@ -69,6 +70,7 @@ class Networks(ABC):
         form: PenaltyForm | None = None,
         weight: Tensor | None = None,
         noise: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Gradients:
         """Return the gradient of each network's loss and penalty in its parameters.
 
@@ -79,6 +81,8 @@ class Networks(ABC):
         form, weight, noise
             Of the penalty: what it is, its weight for each network (s,), and its
             standard normal numbers (s, n_probes, n, ...).
+        out : Tensor of shape (s, p), optional
+            Where the gradients may be written.
         """
         leaves = [part.detach().requires_grad_() for part in self.split(rows)]
         with torch.enable_grad():
@@ -145,6 +149,33 @@ class StackedChains(Networks):
         """Return the outputs by stacked products."""
         return self.chain.run(parameters, x).stacked
 
+    def gradients(
+        self,
+        rows: Tensor,
+        x: Tensor,
+        y: Tensor,
+        *,
+        loss: StackedLoss,
+        form: PenaltyForm | None = None,
+        weight: Tensor | None = None,
+        noise: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Gradients:
+        """Return the gradients as products, written where they belong."""
+        if form is not None and _needs_submodules(form):
+            return self._general.gradients(
+                rows, x, y, loss=loss, form=form, weight=weight, noise=noise
+            )
+        local = RecordedPass(self.chain, self.split(rows), x)
+        with torch.enable_grad():
+            penalty = rows.new_zeros(len(rows))
+            if form is not None and weight is not None:
+                penalty = weight * _values(local, noise, form).view(x.shape[:2]).mean(1)
+            total = (loss(local.stacked, y) + penalty).sum()
+        out = torch.empty_like(rows) if out is None else out
+        local.write_gradients(total, self.split(out))
+        return Gradients(out, penalty.detach())
+
     def penalised(
         self,
         parameters: Sequence[Tensor],
@@ -153,17 +184,25 @@ class StackedChains(Networks):
         form: PenaltyForm,
     ) -> tuple[Tensor, Tensor]:
         """Return outputs and penalties; the derivatives are chains of products."""
-        if form.estimator == "nuclear" or form.at is not None:  # needs the submodules
+        if _needs_submodules(form):
             return self._general.penalised(parameters, x, noise, form)
         local = self.chain.run(parameters, x)
-        # Probe after probe, each for the one long batch of all networks.
-        probes = iter(() if noise is None else noise.transpose(0, 1))
-        values = penalty(local, lambda like: next(probes).reshape(like.shape), form)
-        return local.stacked, values.view(x.shape[:2])
+        return local.stacked, _values(local, noise, form).view(x.shape[:2])
 
     def jacobians(self, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
         """Return the Jacobians as products of weights and slopes."""
         return self.chain.run(parameters, x).jacobian()
+
+
+def _needs_submodules(form: PenaltyForm) -> bool:
+    """Whether a penalty names places inside a network, which a chain does not have."""
+    return form.estimator == "nuclear" or form.at is not None
+
+
+def _values(local: ChainPass, noise: Tensor | None, form: PenaltyForm) -> Tensor:
+    """Return the penalties of the one long batch of all networks, (s * n,)."""
+    probes = iter(() if noise is None else noise.transpose(0, 1))
+    return penalty(local, lambda like: next(probes).reshape(like.shape), form)
 
 
 class StackedModules(Networks):

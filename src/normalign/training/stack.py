@@ -111,6 +111,7 @@ class Stack:
         self.epoch = 0
         self._count = torch.zeros((), dtype=torch.int64, device=rows.device)
         self.penalty = rows.new_zeros(len(rows))
+        self._gradients = torch.empty_like(rows)
         self._noise_shape: tuple[int, ...] | None = None
         on_cuda = rows.device.type == "cuda"
         self._stream = torch.cuda.Stream(rows.device) if on_cuda else None
@@ -154,6 +155,7 @@ class Stack:
             self.rows = self.rows[kept]
             self.seeds, self.weight = self.seeds[kept], self.weight[kept]
             self.penalty = self.penalty[kept]
+            self._gradients = torch.empty_like(self.rows)
             self.rule.keep(kept)
             self.data = {name: points.keep(kept) for name, points in self.data.items()}
 
@@ -211,6 +213,7 @@ class Stack:
             gradients, penalty = self.networks.gradients(
                 self.rows, x, y, loss=self.loss, form=self.form, weight=self.weight,
                 noise=None if noise is None else noise[:, :, start:stop],
+                out=self._gradients,
             )  # fmt: skip
             self.penalty.add_(penalty, alpha=1 / len(self._bounds))
             self.rule.update(self.rows, gradients, step)
