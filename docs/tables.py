@@ -3,8 +3,8 @@
     python docs/tables.py
 
 A table stands between ``<!--table:NAME-->`` and ``<!--/table-->``; NAME is a file
-``results/benchmarks/NAME.json`` that a script in ``benchmarks/`` wrote with ``--save``
-(``acceleration-...`` is Table 1 in the file of ``ensemble-...``).
+``results/benchmarks/NAME.json`` that a script in ``benchmarks/`` wrote with ``--save``,
+or ``results/NAME.json`` for a table of the paper.
 A test checks that every page shows what its files say.
 """
 
@@ -15,8 +15,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from normalign.paper.acceleration_table import acceleration_rows
+
 DOCS = Path(__file__).parent
-RESULTS = DOCS.parent / "results" / "benchmarks"
+RESULTS = DOCS.parent / "results"
 TABLE = re.compile(r"<!--table:(\S+)-->\n.*?<!--/table-->", re.DOTALL)
 
 
@@ -122,13 +124,12 @@ def _listed(values: list[Any]) -> str:
     return ", ".join(map(str, values))
 
 
-def acceleration(result: dict[str, Any]) -> list[str]:
+def table1(result: dict[str, Any]) -> list[str]:
     """Table 1, ours beside the paper's."""
-    record = next(r for r in result["records"] if r["part"] == "c")
     lines = [
         "| | | grokked (paper) | mean epoch (paper) | speed-up (paper) | p, paired "
-        "| done after |",
-        "|---|---|---|---|---|---|---|",
+        "| p, Welch | done after |",
+        "|---|---|---|---|---|---|---|---|",
     ]
 
     def both(row: dict[str, Any], name: str, form: str) -> str:
@@ -136,14 +137,23 @@ def acceleration(result: dict[str, Any]) -> list[str]:
         ours, theirs = ("-" if v is None else format(v, form) for v in values)
         return f"{ours} ({theirs})"
 
-    for row in record["rows"]:
-        p = "-" if row["p_paired"] is None else f"{row['p_paired']:.1e}"
+    epochs = {
+        task: {
+            method: dict(zip(found["seeds"], found["epochs"], strict=True))
+            for method, found in methods.items()
+        }
+        for task, methods in result["tasks"].items()
+    }
+    for row in acceleration_rows(epochs):
+        tests = (row["p_paired"], row["p_welch"])
+        paired, welch = ("-" if p is None else f"{p:.1e}" for p in tests)
+        finished = result["tasks"][row["task"]][row["method"]]["finished"]
         lines.append(
             f"| {row['task']} | {row['method']} | {both(row, 'share', '.0%')} "
-            f"| {both(row, 'epochs', '.0f')} | {both(row, 'speedup', '.2f')} | {p} "
-            f"| {row['finished']:.1f} s |"
+            f"| {both(row, 'epochs', '.0f')} | {both(row, 'speedup', '.2f')} "
+            f"| {paired} | {welch} | {finished:.0f} s |"
         )
-    return [*lines, "", f"All of it: {record['seconds']:.0f} s, set-up included."]
+    return [*lines, "", f"All of it: {result['seconds']:.0f} s, set-up included."]
 
 
 def powers(result: dict[str, Any]) -> list[str]:
@@ -186,25 +196,27 @@ def powers(result: dict[str, Any]) -> list[str]:
 
 
 KINDS = {
-    "acceleration": acceleration,
     "ensemble": ensemble,
     "geometry": geometry,
     "grokalign_step": grokalign_step,
     "powers": powers,
+    "table1": table1,
 }
 
 
-def table(name: str, result: dict[str, Any]) -> str:
+def table(name: str) -> str:
     """The rows of a result, and where they were measured."""
-    # acceleration-h200 shows another part of the file of ensemble-h200
-    kind = name.partition("-")[0] if name.startswith("acceleration") else None
-    lines = KINDS[kind or result.get("benchmark", "geometry")](result)
-    cores = f", {result['cores']} cores" if "cores" in result else ""
-    python = f", Python {result['python']}" if "python" in result else ""
-    while lines and not lines[-1]:
+    kind = name.partition("-")[0]
+    folder = RESULTS if kind == "table1" else RESULTS / "benchmarks"
+    result = json.loads((folder / f"{name}.json").read_text())
+    lines = KINDS[kind](result)
+    while not lines[-1]:
         lines.pop()
+    cores = f", {result['cores']} cores" if "cores" in result else ""
+    versions = {**result, **result.get("versions", {})}
+    python = f", Python {versions['python']}" if "python" in versions else ""
     return "\n".join(lines) + (
-        f"\n\n{result['device']}{cores}, torch {result['torch']}{python}, "
+        f"\n\n{result['device']}{cores}, torch {versions['torch']}{python}, "
         f"commit {result['commit'][:7]}.\n"
     )
 
@@ -213,9 +225,7 @@ def filled(page: str) -> str:
     """The page with every table made anew."""
 
     def fill(match: re.Match[str]) -> str:
-        file = match[1].replace("acceleration", "ensemble")
-        result = json.loads((RESULTS / f"{file}.json").read_text())
-        return f"<!--table:{match[1]}-->\n{table(match[1], result)}<!--/table-->"
+        return f"<!--table:{match[1]}-->\n{table(match[1])}<!--/table-->"
 
     return TABLE.sub(fill, page)
 

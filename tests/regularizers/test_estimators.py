@@ -342,9 +342,7 @@ def test_a_model_that_cannot_be_penalised_is_refused_with_the_remedy(
 ):
     with pytest.raises(ValueError, match=r"^\w+: model must be") as caught:
         ALL[name](model, torch.ones(3, 4))
-    # A push-forward sees no graph of x: it can only miss the parameters.
-    expected = words if name != "input" or words == "shape" else "requires_grad=True"
-    assert expected in str(caught.value)
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -356,10 +354,9 @@ def test_a_model_that_cannot_be_penalised_is_refused_with_the_remedy(
         ).eval(),
     ],
 )
-@pytest.mark.parametrize("name", ["input", "orthogonal", "exact", "noise"])
-def test_batch_statistics_are_refused_where_they_cannot_be_held_fixed(model, name):
+def test_batch_statistics_are_refused_where_they_cannot_be_held_fixed(model):
     with pytest.raises(ValueError, match="model must be") as caught:
-        ALL[name](model, torch.ones(3, 4))
+        ALL["noise"](model, torch.ones(3, 4))
     assert "GroupNorm" in str(caught.value)
 
 

@@ -145,12 +145,10 @@ def test_noise_has_a_probe_for_each_sample():
         PenaltyForm(estimator="nuclear").noise_shape(x, output)
 
 
-@pytest.mark.parametrize("forward_mode", [True, False])
-def test_push_and_pull_are_products_with_the_jacobian(forward_mode):
+def test_push_and_pull_are_products_with_the_jacobian():
     model, x = CASES["tanh"][0], normal(4, 5)
     jacobian, u, v = jacobian_of(model, x), normal(4, 5, seed=1), normal(4, 3, seed=2)
-    eager = EagerPass(model, x, callee="test", forward_mode=forward_mode)
-    for local in (eager, FunctionalPass(model, x)):
+    for local in (EagerPass(model, x, callee="test"), FunctionalPass(model, x)):
         pushed = torch.einsum("nkd,nd->nk", jacobian, u)
         torch.testing.assert_close(local.push(u).detach(), pushed)
         pulled = torch.einsum("nkd,nk->nd", jacobian, v)
@@ -217,33 +215,30 @@ class Cubic(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["older function", "checkpoint"])
-def test_where_forward_mode_fails_pulling_twice_does_the_same(kind):
+def test_what_forward_mode_cannot_do_is_pushed_through(kind):
     torch.manual_seed(0)
     layers = nn.Linear(5, 6), Cubic() if kind == "older function" else nn.Tanh()
     plain = nn.Sequential(*layers, nn.Linear(6, 3)).double()
     model = plain if kind == "older function" else Checkpointed(*plain)
     x, u = normal(4, 5), normal(4, 5, seed=1)
-    local = EagerPass(model, x, callee="test")
-    pushed = local.push(u)
-    assert not local.forward_mode
     reference = CubicReference() if kind == "older function" else nn.Tanh()
     right = nn.Sequential(plain[0], reference, plain[2])
-    expected = EagerPass(right, x, callee="test").push(u)
-    torch.testing.assert_close(pushed, expected)
-    for a, b in zip(
-        torch.autograd.grad(pushed.square().sum(), list(plain.parameters())[:3]),
-        torch.autograd.grad(expected.square().sum(), list(plain.parameters())[:3]),
-        strict=True,
-    ):
+    pushed = EagerPass(model, x, callee="test").push(u)
+    torch.testing.assert_close(pushed, EagerPass(right, x, callee="test").push(u))
+    form = PenaltyForm(estimator="input")
+    found, expected = (
+        Call(m, form, "test")(m, x, given_noise(u[None])) for m in (model, right)
+    )
+    for a, b in zip(gradients(plain, found), gradients(plain, expected), strict=True):
         torch.testing.assert_close(a, b)
 
 
 def test_a_frozen_model_is_noticed_also_when_pulling_twice():
     model, x = network("tanh", 5, 7, 3), normal(4, 5)
     model.requires_grad_(False)
-    local = EagerPass(model, x, callee="test", forward_mode=False)
+    call = Call(model, PenaltyForm(estimator="input", offset=False), "test")
     with pytest.raises(ValueError, match="depends on none"):
-        local.push(x)
+        call(model, x, torch.randn_like)
 
 
 class CubicReference(nn.Module):
@@ -253,21 +248,21 @@ class CubicReference(nn.Module):
 
 def test_a_softmax_can_be_pushed_through_and_trained():
     model, x = nn.Sequential(nn.Linear(5, 4), nn.Softmax(1)).double(), normal(4, 5)
-    local = EagerPass(model, x, callee="test")
-    local.push(x).square().sum().backward()
-    assert local.forward_mode
-    assert model[0].weight.grad is not None
+    form = PenaltyForm(estimator="input")
+    _, value = Call(model, form, "test")(model, x, torch.randn_like)
+    value.sum().backward()
+    assert model[0].weight.grad.any()
 
 
-def test_torch_func_pulls_twice_where_there_is_no_forward_rule(monkeypatch):
-    model, x, u = CASES["tanh"][0], normal(4, 5), normal(4, 5, seed=1)
-    expected = FunctionalPass(model, x).push(u)
-
-    def missing(*args):
-        raise NotImplementedError
-
-    monkeypatch.setattr("normalign.regularizers.functional.jvp", missing)
-    torch.testing.assert_close(FunctionalPass(model, x).push(u), expected)
+@pytest.mark.parametrize("functional", [False, True])
+def test_a_step_function_is_pushed_to_zero(functional):
+    x = normal(4, 5)
+    local = (
+        FunctionalPass(torch.sign, x)
+        if functional
+        else EagerPass(torch.sign, x, callee="test")
+    )
+    assert not local.push(x).any()
 
 
 class TwoInputs(nn.Module):

@@ -85,6 +85,26 @@ def test_the_pull_back_has_the_right_gradient_in_the_parameters(name):
     assert torch.autograd.gradcheck(pulled, parameters)
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3)),
+        nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 3)),
+        nn.Sequential(nn.Linear(5, 6), nn.LeakyReLU(-0.5), nn.Linear(6, 3)),
+    ],
+    ids=["two maps in a row", "a linear network", "a slope below zero"],
+)
+def test_unusual_chains_are_what_their_modules_are(model):
+    model = model.double()
+    chain = Chain.of(model)
+    assert chain is not None
+    parameters = [p.detach()[None] for p in model.parameters()]
+    x = torch.randn(1, 6, 5, dtype=torch.float64)
+    local = chain.run(parameters, x)
+    torch.testing.assert_close(local.stacked[0], model(x[0]))
+    torch.testing.assert_close(local.jacobian()[0], vmap(jacrev(model))(x[0]))
+
+
 def test_images_are_flattened_where_the_network_does_so():
     model = nn.Sequential(nn.Flatten(), *mlp([8, 4, 2]))
     chain = Chain.of(model)

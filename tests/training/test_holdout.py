@@ -59,7 +59,11 @@ def test_halves_hold_every_sample_once_with_its_target():
         (torch.tensor([-1, 1]), 1, [0, 1]),
         (torch.tensor([[0.5, 0.5], [1.0, 0.0]]), 2, None),
         (torch.tensor([[1.0, 0.0]]), 3, None),
-        (torch.tensor([0.0, 1.0]), 1, None),  # the sign of an output is never 0
+        (torch.tensor([0.0, 1.0]), 1, [0, 1]),
+        (torch.tensor([[1], [0]]), 1, [1, 0]),
+        (torch.tensor([0.0, 1.0, -1.0]), 1, None),
+        (torch.tensor([[0, 1], [1, 0]]), 2, [1, 0]),
+        (torch.tensor([[0, 1], [1, 1]]), 2, None),
         (torch.tensor([1.5, -2.0]), 1, None),
     ],
 )

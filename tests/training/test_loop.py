@@ -166,6 +166,28 @@ def test_one_output_is_scored_by_its_sign():
     assert accuracy(output, torch.tensor([1.0, -1.0, -1.0, 1.0])) == 0.5
 
 
+def test_one_output_against_zeros_and_ones_is_a_logit():
+    output = torch.tensor([[0.3], [-2.0], [0.1], [-0.1]])
+    for target in (
+        torch.tensor([1.0, 0.0, 0.0, 0.0]),
+        torch.tensor([[1], [0], [0], [0]]),
+    ):
+        assert accuracy(output, target) == 0.75
+
+
+@pytest.mark.parametrize(
+    ("output", "target"),
+    [
+        (torch.eye(2), torch.tensor([[0.9, 0.1], [0.2, 0.8]])),
+        (torch.eye(2), torch.tensor([1.0, 2.0])),
+        (torch.ones(3, 4), torch.zeros(3, 2).long()),
+        (torch.ones(3, 1), torch.tensor([0.5, -1.0, 1.0])),
+    ],
+)
+def test_targets_that_are_not_classes_have_no_accuracy(output, target):
+    assert accuracy(output, target).isnan()
+
+
 def test_the_schedule_is_dense_early_and_thin_later():
     evaluated = [epoch for epoch in range(20_001) if is_evaluated(epoch)]
     assert evaluated[:100] == list(range(100))

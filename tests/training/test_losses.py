@@ -3,11 +3,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from normalign.training.loop import accuracy
 from normalign.training.losses import (
     LOSSES,
     prepared_target,
-    right_answers,
     stacked_loss,
 )
 
@@ -119,16 +117,12 @@ def test_targets_that_do_not_fit_are_refused(target, loss, k, text):
         prepared_target(target, loss, k)
 
 
-@pytest.mark.parametrize("k", [1, 2, 5])
-def test_right_answers_are_those_of_accuracy(k):
-    output = torch.randn(3, 20, k)
-    if k == 1:
-        targets = [torch.randn(3, 20), torch.randn(3, 20, 1)]
-    else:
-        classes = torch.randint(0, k, (3, 20))
-        targets = [classes, functional.one_hot(classes, k).float()]
-    for target in targets:
-        counts = right_answers(output, target)
-        for i in range(3):
-            expected = float(accuracy(output[i], target[i]))
-            assert int(counts[i]) / 20 == pytest.approx(expected)
+def test_the_cross_entropy_of_one_output_is_refused():
+    with pytest.raises(ValueError, match=r"^Ensemble: loss must be .* one output, got"):
+        prepared_target(torch.zeros(4).long(), "cross_entropy", 1)
+
+
+def test_a_loss_that_is_neither_a_name_nor_a_function_is_refused():
+    for loss in (3, ["squared_error"]):
+        with pytest.raises(TypeError, match=r"^Ensemble: loss must be 'cross_entropy'"):
+            stacked_loss(loss)

@@ -145,7 +145,7 @@ def test_a_robustness_without_competitors_is_infinite():
     data = task(k=1)
     networks = built(lambda: nn.Linear(6, 1), 1)
     measure = stacked_geometry(data.x_train, data.y_train)
-    (row,) = at_the_start(networks, data, measure)
+    (row,) = at_the_start(networks, data, measure, loss="squared_error")
     assert row["local_robustness"] == math.inf
     assert row["effective_rank"] == pytest.approx(1.0)
 

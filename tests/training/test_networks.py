@@ -204,24 +204,6 @@ def test_one_layer_used_twice_is_no_chain_and_trains_right():
     torch.testing.assert_close(row, start - 0.1 * gradient)
 
 
-class Spare(nn.Module):
-    """A head that the output does not pass through."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.spare = nn.Linear(6, 3), nn.Linear(6, 2)
-
-    def forward(self, x):
-        return self.used(x)
-
-
-def test_a_parameter_without_effect_is_left_where_it_is():
-    (network,) = built(Spare, 1)
-    (trained,) = ensemble([network], task(), [Member(0, SGD(0.1))]).train()
-    assert travelled(network, trained) > 0
-    assert torch.equal(trained.weights["spare.weight"], network.spare.weight)
-
-
 def test_outputs_without_a_last_dimension_count_as_one_output():
     class Flat(nn.Module):
         def __init__(self) -> None:

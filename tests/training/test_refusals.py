@@ -7,7 +7,7 @@ from torch import nn
 
 from normalign.nn import mlp
 from normalign.regularizers import PenaltyForm
-from normalign.training import Ensemble, Member
+from normalign.training import Ensemble, Member, train_together
 from normalign.training.rules import SGD
 from tests.cases import Recurrent, ResidualNet, TokenModel
 from tests.training.ensembles import built, chains, ensemble, task
@@ -98,10 +98,13 @@ def test_hidden_randomness_is_refused_before_training():
     refused("networks must be modules that torch.func can run", built(Random, 2))
 
 
-def test_what_cannot_be_stacked_is_refused_with_the_reason():
-    data = task((5, 6))
-    networks = built(lambda: Recurrent(nn.LSTM), 2)
-    refused("networks must be modules that torch.func can run .*lstm", networks, data)
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_refused_with_what_to_do(layer):
+    networks = built(lambda: Recurrent(layer), 2)
+    rule = (
+        r"networks\[0\] must be without RNN, LSTM and GRU layers, got .*training.train"
+    )
+    refused(rule, networks, task((5, 6)))
 
 
 def test_a_module_that_returns_more_than_a_tensor_is_refused():
@@ -262,6 +265,12 @@ def test_a_penalty_at_a_place_that_is_not_there_is_refused_before_training():
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
         ({"batch_size": True}, TypeError, "batch_size must be an integer, got True"),
         ({"loss": "hinge"}, ValueError, "loss must be 'cross_entropy' or"),
+        ({"evaluate": 10}, TypeError, "evaluate must be a function, got 10"),
+        ({"evaluate": None}, TypeError, "evaluate must be a function, got None"),
+        ({"until": 0.9}, TypeError, "until must be a function, got 0.9"),
+        ({"measure": "norm"}, TypeError, "measure must be a function, got 'norm'"),
+        ({"measure_at": 5}, TypeError, "measure_at must be a function, got 5"),
+        ({"also": {"z": 3}}, TypeError, r"also\['z'\] must be a pair \(x, y\)"),
     ],
 )
 def test_illegal_numbers_and_names_are_refused(options, error, text):
@@ -289,6 +298,7 @@ def test_a_loss_that_is_no_mean_is_refused():
         ({"weight": -0.1}, ValueError, "weight must be finite and at least 0"),
         ({"weight": float("nan")}, ValueError, "weight must be finite and at least 0"),
         ({"weight": "big"}, TypeError, "weight must be a number"),
+        ({"weight": True}, TypeError, "weight must be a number, got True"),
         ({"penalty": "output"}, TypeError, "penalty must be a PenaltyForm"),
         ({"gradient_filter": "fast"}, TypeError, "gradient_filter must be a Grokfast"),
     ],
@@ -296,6 +306,67 @@ def test_a_loss_that_is_no_mean_is_refused():
 def test_illegal_members_are_refused(arguments, error, text):
     with pytest.raises(error, match=f"^Member: {text}"):
         Member(**{"seed": 0, "optimizer": SGD(), **arguments})
+
+
+def test_data_that_are_no_split_are_refused_with_what_to_pass():
+    split = task()
+    rule = "data must be an object with x_train, y_train, x_test, y_test, or a sequence"
+    advice = r"Pass a normalign.data.Dataset, or types.SimpleNamespace\(x_train=..., "
+    for data, got in (
+        (vars(split), "a dict"),
+        (tuple(vars(split).values()), r"a float64 Tensor of shape \(24, 6\)"),
+        (3, "a int"),
+        ([split, None], "a NoneType"),
+    ):
+        refused(f"{rule} .*, got {got}. {advice}", data=data, error=TypeError)
+
+
+def test_networks_and_members_may_come_from_a_generator():
+    made = ensemble(iter(chains(2)), task(), iter(SGDS))
+    assert len(made.train()) == 2
+
+
+def test_networks_and_members_are_sequences_of_their_kind():
+    refused(
+        r"members\[0\] must be a Member, got 1", these=[1, *SGDS[1:]], error=TypeError
+    )
+    refused("members must be a sequence", these=SGDS[0], error=TypeError)
+    refused("members must be a sequence", these=2, error=TypeError)
+    # An nn.Sequential is a sequence of its layers.
+    refused("networks must be a sequence", chains(1)[0], error=TypeError)
+
+
+def test_what_train_is_given_is_looked_at(tmp_path):
+    made = ensemble(chains(2), task(), SGDS)
+    with pytest.raises(
+        TypeError, match=r"^Ensemble.train: callback must be a function"
+    ):
+        made.train(callback=3)
+    with pytest.raises(
+        TypeError, match=r"^train_together: callback must be a function"
+    ):
+        train_together([made], callback=3)
+    with pytest.raises(
+        ValueError, match=r"^train_together: a checkpoint must be a file"
+    ):
+        made.train(checkpoint=tmp_path)
+    with pytest.raises(TypeError, match=r"^train_together: checkpoints must be paths"):
+        made.train(checkpoint=3)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "what measure returns must be a mapping .*, got None"),
+        ([1.0, 2.0], "what measure returns must be a mapping"),
+        ({3: torch.ones(2)}, "a name that measure returns must be a string, got 3"),
+        ({"z": torch.ones(2) * 1j}, "measure's 'z' must be of a real dtype"),
+    ],
+)
+def test_measurements_of_another_kind_are_refused(value, text):
+    made = ensemble(chains(2), task(), SGDS, measure=lambda stack: value)
+    with pytest.raises(TypeError, match=f"^Ensemble: {text}"):
+        made.train()
 
 
 def test_what_a_measurement_returns_is_looked_at():

@@ -11,7 +11,7 @@ from normalign.optim import Grokfast
 from normalign.regularizers import GrokAlign, PenaltyForm
 from normalign.training import Ensemble, Member, rules, tuning
 from normalign.training.tuning import tune_weight
-from tests.cases import TokenModel
+from tests.cases import Recurrent, TokenModel
 
 
 def source(seed=0):
@@ -307,6 +307,41 @@ def test_a_loss_of_ones_own_is_used():
     assert own.table[0]["score"] != plain.table[0]["score"]
 
 
+def test_recurrent_models_are_refused_with_what_to_do():
+    x, y = torch.randn(12, 5, 6, generator=source()), torch.arange(12) % 3
+    text = "^tune_weight: model must be without RNN, .* Choose the weight by hand"
+    with pytest.raises(ValueError, match=text):
+        short(Recurrent(nn.GRU), x, y)
+
+
+def logistic(output, target):
+    return nn.functional.binary_cross_entropy_with_logits(output[:, 0], target)
+
+
+@quiet
+@pytest.mark.parametrize("loss", [logistic, "squared_error"])
+def test_zeros_and_ones_are_judged_by_accuracy(loss):
+    x, y = blobs()
+    model = mlp([3, 8, 1], generator=source())
+    optimizer = rules.AdamW(0.05)
+    tuned = short(model, x, y.float(), loss=loss, optimizer=optimizer, epochs=60)
+    assert tuned.measure == "accuracy"
+    # Half the targets are zeros: if they were counted as wrong, it could not be more.
+    assert tuned.table[0]["train_accuracy"] > 0.8
+
+
+@quiet
+def test_validation_targets_that_are_no_classes_are_judged_by_loss():
+    x, y = blobs()
+    signs = 2.0 * y - 1
+    validation = (x, signs + 0.1)
+    tuned = short(
+        mlp([3, 1], generator=source()), x, signs, loss="squared_error",
+        validation=validation,
+    )  # fmt: skip
+    assert tuned.measure == "loss"
+
+
 @quiet
 def test_a_compiled_model_is_tuned_as_what_it_was_made_of():
     model = mlp([3, 8, 2], generator=source())
@@ -411,8 +446,14 @@ def frozen():
 @pytest.mark.parametrize(
     ("model", "text"),
     [
-        (nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)), "Dropout '1' in training"),
-        (nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), "BatchNorm1d '1' in train"),
+        (
+            nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)),
+            r"Dropout '1' in training mode. Call .eval\(\) on .* weight by hand.$",
+        ),
+        (
+            nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)),
+            r"BatchNorm1d '1' in training mode. Call .eval\(\) on .* weight by hand.$",
+        ),
         (frozen(), "a frozen '0.weight'"),
     ],
 )
@@ -438,6 +479,8 @@ def test_what_the_engine_refuses_is_refused_in_this_name(model, text):
         ({"loss": "huber"}, ValueError, "loss must be 'cross_entropy' or"),
         ({"form": "output"}, TypeError, "form must be a PenaltyForm"),
         ({"model": lambda x: x}, TypeError, "model must be a module"),
+        ({"seed": 2**64}, ValueError, r"seed must be below 2\*\*64"),
+        ({"callback": 3}, TypeError, "callback must be a function, got 3"),
         ({"time_limit_s": "1"}, TypeError, "time_limit_s must be a number"),
     ],
 )

@@ -74,6 +74,29 @@ def test_a_gain_smaller_than_its_spread_is_none():
     assert "weight 0.1 with power 2, lowered the loss by 0.05" in tuned.remarks[0]
 
 
+def test_a_penalty_that_only_hurts_has_raised_the_loss():
+    tuned = judged(
+        course(0, history(0.5, 0.9), history(0.5, 0.9)),
+        course(0.1, history(0.6, 0.9), history(0.7, 0.9)),
+    )
+    assert tuned.weight == 0
+    assert "with power 2, raised the loss by 0.15" in tuned.remarks[0]
+
+
+@pytest.mark.parametrize(
+    "form", [PenaltyForm(power=1, released=True), PenaltyForm(std=0.1, n_probes=3)]
+)
+def test_the_penalty_has_the_whole_form(form):
+    found = [
+        Course(Candidate(weight, form), [history(loss, 0.9)])
+        for weight, loss in ((0.0, 0.5), (0.1, 0.1))
+    ]
+    tuned = judged(*found)
+    penalty = tuned.penalty()
+    assert (penalty.form, penalty.weight) == (form, 0.1)
+    assert tuned.penalty(weight=3.0).weight == 3.0
+
+
 def test_gains_are_compared_within_a_repeat():
     # The repeats differ by far more than the candidates, and always in one direction.
     tuned = judged(

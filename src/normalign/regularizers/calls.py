@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from normalign._checks import require, require_kind
-from normalign.geometry.quirks import named_modules, refuse_mixing
+from normalign.geometry.quirks import named_modules, refuse_mixing, unwrapped
 from normalign.regularizers.eager import EagerPass
 from normalign.regularizers.forms import PenaltyForm
 from normalign.regularizers.formulas import Noise, penalty
+from normalign.regularizers.gradients import check_gradient, explained
 from normalign.regularizers.places import Place, middle_of, place_in
 
 __all__ = ["Call", "check_call", "eager_model", "normal_noise", "place_of"]
@@ -23,8 +24,10 @@ Model = Callable[..., Any]
 class Call:
     """A penalty's form on one model: its place is found and doubts are settled once.
 
-    Whether the derivatives reach a parameter is looked up in the graph on the first
-    call, and again when other parameters are trained than before.
+    On the first call, and again when other parameters are trained than before, the
+    graph of the penalty is searched for a parameter, and the penalty is differentiated
+    once on trial: a gradient that is zero everywhere, or that does not exist, is an
+    error then.
 
     Parameters
     ----------
@@ -32,14 +35,19 @@ class Call:
     form : PenaltyForm
     callee : str
         The public function in whose name errors are raised.
-
+    trial : bool, default=True
+        Whether to differentiate the penalty on trial.
     """
 
-    def __init__(self, model: Model, form: PenaltyForm, callee: str) -> None:
+    def __init__(
+        self, model: Model, form: PenaltyForm, callee: str, *, trial: bool = True
+    ) -> None:
         self.form, self._callee = form, callee
         _refuse_synchronised(model, callee)
         self.place = place_of(model, form, callee)
-        self._forward_mode = True
+        # A reducer listens to what goes on in a data-parallel wrapper's graph.
+        wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
+        self._trial = trial and isinstance(model, nn.Module) and not wrapped
         self._verified: list[bool] | None = None
 
     def __call__(self, model: Model, x: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
@@ -50,19 +58,36 @@ class Call:
         trained = None
         if isinstance(model, nn.Module):
             trained = [p.requires_grad for p in model.parameters()]
+        if self.place is not None:
+            self.find_place(model)
+        doubtful = trained is None or trained != self._verified
         local = EagerPass(
             model,
             x,
             callee=self._callee,
             place=self.place,
             cut=self.form.estimator == "nuclear",
-            once=self.form.pulls_only,
-            forward_mode=self._forward_mode,
-            verify=trained is None or trained != self._verified,
+            once=self.form.one_pass,
+            verify=doubtful,
         )
-        value = penalty(local, noise, self.form)
-        self._forward_mode, self._verified = local.forward_mode, trained
+        with explained(self._callee):
+            value = penalty(local, noise, self.form)
+            if doubtful:
+                found = local.reached(value)
+                check_gradient(value, found, self.form, self._callee, self._trial)
+        self._verified = trained
         return local.output, value
+
+    def find_place(self, model: Model) -> bool:
+        """Find the place anew if its submodule was replaced; say whether it was."""
+        assert self.place is not None
+        module: Any = unwrapped(model)
+        for name in self.place.at.name.split("."):
+            module = getattr(module, name, None) if name else module
+        if module is self.place.module:
+            return False
+        self.place = place_of(model, self.form, self._callee)
+        return True
 
 
 def eager_model(model: Model) -> Model:
@@ -113,13 +138,13 @@ def check_call(model: Model, x: Tensor, form: PenaltyForm, callee: str) -> None:
         "a call under torch.no_grad()",
         "A penalty computed without gradients would do nothing.",
     )
-    if not form.pulls_only:
+    if not form.one_pass:
         refuse_mixing(
             model,
             callee,
             "Put those layers into eval() while you train the rest, use a "
-            "normalisation within the sample, such as torch.nn.GroupNorm, or an "
-            "estimate by pull-backs alone: output probes, at fixed batch statistics.",
+            "normalisation within the sample, such as torch.nn.GroupNorm, or another "
+            "estimate: output probes and the others take the batch's statistics fixed.",
         )
 
 

@@ -62,6 +62,8 @@ class CompiledCall:
         """Return the outputs and the unweighted penalty of each sample."""
         if self._given_up:
             return self._eager(model, x, noise)
+        if self._eager.place is not None and self._eager.find_place(model):
+            self._drawn.clear()
         situation = _situation(model, x)
         if situation not in self._drawn:
             return self._first(model, x, noise, situation)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import jvp
+from torch.nn.parameter import is_lazy
 
 from normalign._checks import require, require_kind
 from normalign.geometry.quirks import attention_with_derivatives
@@ -16,16 +16,17 @@ from normalign.regularizers.passes import Pullable, SameDraws
 from normalign.regularizers.places import Place
 from normalign.regularizers.second_order import LeanOperations, lean_operations
 
-__all__ = ["EagerPass"]
+__all__ = ["EagerPass", "check_output"]
 
 
 class EagerPass:
     """A model as it is at a batch of points, by plain autograd.
 
     Hooks, checkpointing and data-parallel wrappers work as they always do. One forward
-    pass serves the output and every pull-back. A push-forward runs the model again with
-    forward-mode derivatives and the same dropout masks; where forward mode does not
-    work (an operation without a rule, activation checkpointing) it pulls back twice.
+    pass serves the output, every pull-back and every push-forward, which pulls back
+    twice. Only a finite step runs the model again, from the buffers and the random
+    state of the first pass, and leaves no trace in them; what else a model counts or
+    keeps, it counts twice.
 
     Parameters
     ----------
@@ -40,13 +41,12 @@ class EagerPass:
     cut : bool, default=False
         The place is a cut: the map begins at ``x``.
     once : bool, default=False
-        There will be no second pass: the random state need not be kept.
-    forward_mode : bool, default=True
-        Whether push-forwards try forward mode first.
+        There will be no finite step: the random state need not be kept.
     verify : bool, default=True
-        Look for a parameter that the derivatives depend on, and whether push-forwards
-        can be differentiated.
+        Look whether everything passes through the cut.
     """
+
+    push_has_graph = False
 
     def __init__(
         self,
@@ -57,7 +57,6 @@ class EagerPass:
         place: Place | None = None,
         cut: bool = False,
         once: bool = False,
-        forward_mode: bool = True,
         verify: bool = True,
     ) -> None:
         self._model, self._callee, self._verify = model, callee, verify
@@ -68,13 +67,15 @@ class EagerPass:
         self._place = place
         self._inside = place is not None and not cut
         self._same_draws = None if once else SameDraws(x.device)
+        self._buffers: _Buffers | None = None if once else _Buffers(self._bare)
         self._output: Tensor | None = None
         self._start: Tensor | None = None  # what pull-backs are taken to
         self._hidden: Tensor | None = None  # the tensor at the place
         self._beyond: Any = None  # the graph's node just after the place
         self._made: Tensor | None = None  # a leaf that is not the caller's
         self._lean: LeanOperations | None = None
-        self.forward_mode = forward_mode
+        # A zero cotangent and its pull-back: what push-forwards go through.
+        self._linear: tuple[Tensor, Tensor] | None = None
 
     @property
     def point(self) -> Tensor:
@@ -94,31 +95,50 @@ class EagerPass:
         """Return ``J^T v``, with its graph, shaped like the points."""
         output = self._ready()
         assert self._start is not None
-        pulled = self.pulled(output, self._start, cotangent)
-        self._check_gradient(pulled)
-        return pulled
+        return self.pulled(output, self._start, cotangent)
 
     def push(self, tangent: Tensor) -> Tensor:
-        """Return ``J u``, with its graph; the first pass also gives the output."""
-        if self.forward_mode:
-            try:
-                return self._by_forward_mode(tangent)
-            except torch.OutOfMemoryError:
-                raise
-            # An operation without a forward-mode rule (or without one that can itself
-            # be differentiated), an autograd.Function of the older style, a checkpoint.
-            # What is wrong with the model itself comes up again below.
-            except RuntimeError:
-                self.forward_mode = False
-                self._output = None if self._start is None else self._output
-        return self._twice_pulled(tangent)
+        """Return ``J u`` as a constant, shaped like the output."""
+        # v -> J^T v is linear, so its own pull-back is u -> J u, whatever v. Only the
+        # number: what torch makes of the derivative of a push-forward, by forward mode
+        # or by pulling back twice, is wrong for some layers (nn.LayerNorm).
+        output, start = self._ready(), self._start
+        assert start is not None
+        assert self._lean is not None
+        if self._linear is None:
+            cotangent = torch.zeros_like(output, requires_grad=True)
+            self._linear = cotangent, self.pulled(output, start, cotangent)
+        cotangent, pulled = self._linear
+        if not pulled.requires_grad:  # a step function: it has a derivative, zero
+            return torch.zeros_like(output)
+        with self._lean.pulling():
+            (pushed,) = torch.autograd.grad(
+                pulled, cotangent, tangent, retain_graph=True, allow_unused=True
+            )
+        return torch.zeros_like(output) if pushed is None else pushed.detach()
 
     def moved(self, step: Tensor) -> Tensor:
         """Return what the model makes of the points plus a step."""
         self._ready()
-        output = self._again(self.point + step)
-        self._check_gradient(output)
-        return output
+        assert self._buffers is not None
+        # In place on a copy, for the memory layout of the first pass: by it dropout
+        # deals out the random numbers.
+        point = self.point.clone().add_(step)
+        change = (lambda _: point) if self._inside else None
+        entry = self._x.clone() if self._inside else point
+        with self._surroundings(), self._watched(change), self._buffers.again():
+            # Bare: the wrapper has told its reducer of the first pass, once is enough.
+            return self._bare(entry)
+
+    def reached(self, value: Tensor) -> list[Tensor]:
+        """Return the leaves that a gradient of ``value`` reaches, but for our own.
+
+        ``value.requires_grad`` is not enough: the pull-back through a frozen ReLU
+        network has a graph, but only back to the input.
+        """
+        nodes = (node for node in _nodes(value) if hasattr(node, "variable"))
+        leaves: list[Tensor] = [node.variable for node in nodes]
+        return [leaf for leaf in leaves if leaf is not self._made]
 
     def halves(self) -> tuple[Pullable, Pullable]:
         """Return the parts before and after the cut."""
@@ -134,10 +154,7 @@ class EagerPass:
             "a submodule that a connection goes around",
             "Name one whose input is all that the rest of the model sees.",
         )
-        parts = _Part(self, start, hidden), _Part(self, hidden, output)
-        if self._verify:  # one of the two may be without parameters
-            self._check_gradient(*(p.pull(torch.ones_like(p.output)) for p in parts))
-        return parts
+        return _Part(self, start, hidden), _Part(self, hidden, output)
 
     def pulled(self, output: Tensor, start: Tensor, cotangent: Tensor) -> Tensor:
         """Return a pull-back between two tensors of the pass, with its graph."""
@@ -162,7 +179,7 @@ class EagerPass:
             entry = (self._x if self._start is None else self._start).clone()
             with self._watched(lambda hidden: self._keep(hidden, layers)):
                 self._output = self._model(entry)
-        _check_output(self._output, self._x, self._callee)
+        check_output(self._output, self._x, self._callee)
         assert self._output is not None
         rule, got = "differentiable in x", "outputs without a graph"
         remedy = "Nothing inside it may detach, or run under torch.no_grad()."
@@ -186,14 +203,6 @@ class EagerPass:
         self._beyond = onward.grad_fn
         return onward
 
-    def _again(self, point: Tensor) -> Tensor:
-        """Run the model once more, from another point."""
-        change = (lambda _: point) if self._inside else None
-        entry = self._x.clone() if self._inside else point
-        with self._surroundings(), self._watched(change):
-            # Bare: the wrapper has told its reducer of the first pass, once is enough.
-            return self._bare(entry)
-
     def _watched(self, change: Callable[[Tensor], Tensor] | None) -> Any:
         if self._place is None or change is None:
             return contextlib.nullcontext()
@@ -207,47 +216,6 @@ class EagerPass:
                 return
             with self._same_draws():
                 yield
-
-    def _by_forward_mode(self, tangent: Tensor) -> Tensor:
-        if self._inside or self._bare is not self._model:
-            self._ready()
-
-        def function(point: Tensor) -> Tensor:
-            output = self._again(point.clone())  # a first layer may work in place
-            _check_output(output, self._x, self._callee)
-            return output
-
-        output, pushed, *_ = jvp(function, (self.point,), (tangent,))
-        self._output = output if self._output is None else self._output
-        self._check_gradient(pushed)
-        if self._verify and isinstance(self._model, nn.Module):
-            trained = [p for p in self._model.parameters() if p.requires_grad]
-            torch.autograd.grad(
-                pushed.sum(), trained, retain_graph=True, allow_unused=True
-            )
-        return pushed
-
-    def _twice_pulled(self, tangent: Tensor) -> Tensor:
-        # v -> J^T v is linear, so its own pull-back is u -> J u, whatever v.
-        output, start = self._ready(), self._start
-        assert start is not None
-        cotangent = torch.zeros_like(output, requires_grad=True)
-        pulled = self.pulled(output, start, cotangent)
-        (pushed,) = torch.autograd.grad(pulled, cotangent, tangent, create_graph=True)
-        self._check_gradient(pushed, beside=cotangent)
-        return pushed
-
-    def _check_gradient(self, *values: Tensor, beside: Tensor | None = None) -> None:
-        """Refuse derivatives without a parameter in any graph: no silent nothing."""
-        ours = (self._made, beside)
-        require(
-            not self._verify or any(_reaches_a_leaf(v, ours) for v in values),
-            self._callee,
-            "model",
-            "differentiable in its parameters through its Jacobian",
-            "a Jacobian that depends on none",
-            "Check that some have requires_grad=True and that nothing detaches them.",
-        )
 
 
 class _Part:
@@ -273,14 +241,42 @@ def _nodes(value: Tensor, barrier: Any = None) -> Iterator[Any]:
         stack.extend(parent for parent, _ in node.next_functions)
 
 
-def _reaches_a_leaf(value: Tensor, ignored: tuple[Tensor | None, ...]) -> bool:
-    """Say whether a gradient of ``value`` reaches any leaf but the ignored ones.
+class _Buffers:
+    """The buffers of a module before a pass, for another pass to start from."""
 
-    ``value.requires_grad`` is not enough: the pull-back through a frozen ReLU network
-    has a graph, but only back to the input.
-    """
-    leaves = (getattr(node, "variable", None) for node in _nodes(value))
-    return any(all(leaf is not one for one in (None, *ignored)) for leaf in leaves)
+    def __init__(self, model: Callable[..., Any]) -> None:
+        modules = list(model.modules()) if isinstance(model, nn.Module) else []
+        self._modules = modules
+        self._before = _cloned([dict(module._buffers) for module in modules])
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Let a pass inside read and change copies; what the module holds is kept."""
+        now = [dict(module._buffers) for module in self._modules]
+        for module, copies in zip(self._modules, _cloned(self._before), strict=True):
+            module._buffers.update(copies)
+        try:
+            yield
+        finally:
+            for module, held in zip(self._modules, now, strict=True):
+                module._buffers.clear()
+                module._buffers.update(held)
+
+
+Held = dict[str, Tensor | None]
+
+
+def _cloned(tables: list[Held]) -> list[Held]:
+    """Return copies of buffers; one that two modules share stays one."""
+    copies: dict[int, Tensor] = {}
+    found: list[Held] = []
+    for table in tables:
+        # A lazy module's have no numbers before its first pass.
+        ready = {k: b for k, b in table.items() if b is not None and not is_lazy(b)}
+        for buffer in ready.values():
+            copies.setdefault(id(buffer), buffer.clone())
+        found.append({name: copies[id(buffer)] for name, buffer in ready.items()})
+    return found
 
 
 def _goes_around(output: Tensor, barrier: Any, start: Tensor) -> bool:
@@ -292,9 +288,15 @@ def _goes_around(output: Tensor, barrier: Any, start: Tensor) -> bool:
     )
 
 
-def _check_output(output: Any, x: Tensor, callee: str) -> None:
+def check_output(output: Any, x: Tensor, callee: str) -> None:
+    """Refuse outputs that have no real numbers for each sample."""
     tensor = isinstance(output, Tensor)
     require_kind(tensor, callee, "model", "a function into tensors", output)
+    if not output.is_floating_point():
+        rule, remedy = "a function into floating point tensors", ""
+        if output.is_complex():
+            remedy = "Let it return real numbers, such as torch.view_as_real(output)."
+        require_kind(False, callee, "model", rule, output, remedy)
     per_sample = output.ndim >= 2 and len(output) == len(x)
     rule = f"a function into tensors of shape (n, ...) with n = {len(x)}"
     require(per_sample, callee, "model", rule, output)

@@ -98,12 +98,11 @@ def input_probes(
 
     .. math:: \lVert J_x \rVert_F^2 = \mathbb{E}_u \lVert J_x u \rVert_2^2
 
-    (Alg. input_approximation.) One pass with a tangent beside it per probe; the first
-    gives the outputs too. The variance is that of :func:`output_probes` with
-    :math:`A = J_x^\top J_x` and d in the place of k.
-
-    Parameters and results are those of :func:`output_probes`; batch normalisation in
-    training mode is refused.
+    (Alg. input_approximation.) The number by the pull-back of a pull-back, which is a
+    push-forward, and its gradient by a pull-back of :math:`J_x u`: three pull-backs,
+    and two more for each further probe. The variance is that of :func:`output_probes`
+    with :math:`A = J_x^\top J_x` and d in the place of k. Parameters and results are
+    those of :func:`output_probes`.
 
     Examples
     --------
@@ -133,8 +132,7 @@ def orthogonal_probes(
     ``J = c x^T``. Where x is zero nothing is projected out. Its exact value is
     :func:`normalign.theory.orthogonal_energy`.
 
-    Parameters and results are those of :func:`output_probes`; batch normalisation in
-    training mode is refused.
+    Parameters and results are those of :func:`output_probes`.
 
     Examples
     --------
@@ -230,8 +228,9 @@ def finite_noise(
 
     (Sec. 3.1.4.) Tends to :math:`\lVert J_x \rVert_F^2` as :math:`\sigma \to 0`, and
     is an estimate of it where the model is affine within a few :math:`\sigma`. Needs
-    no derivative in x: one more forward pass per probe. A difference of close numbers:
-    too small a ``std`` leaves rounding.
+    no derivative in x: one more forward pass per probe, from the buffers and with the
+    dropout masks of the first, so that only the points differ. A difference of close
+    numbers: too small a ``std`` leaves rounding.
 
     Parameters and results are those of :func:`output_probes`, with ``std`` the standard
     deviation :math:`\sigma`; batch normalisation in training mode is refused.
@@ -302,4 +301,5 @@ def _estimated(
 ) -> tuple[Tensor, Tensor]:
     model = eager_model(model)
     check_call(model, x, form, callee)
-    return Call(model, form, callee)(model, x, normal_noise(generator))
+    call = Call(model, form, callee, trial=False)  # which would be one for each call
+    return call(model, x, normal_noise(generator))

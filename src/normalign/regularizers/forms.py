@@ -97,13 +97,9 @@ class PenaltyForm:
         return self.offset and self.power != "ratio"
 
     @property
-    def pulls_only(self) -> bool:
-        """Whether one forward pass is enough, with pull-backs from it alone."""
-        if self.power == "ratio":
-            return False
-        shared = not (self.has_offset and self.released)
-        alone = self.estimator == "nuclear" and not self.has_offset
-        return (self.estimator == "output" and shared) or alone
+    def one_pass(self) -> bool:
+        """Whether one forward pass is enough: all but finite steps."""
+        return self.estimator != "noise"
 
     def noise_shape(
         self,

@@ -15,7 +15,7 @@ from torch import Tensor
 from normalign.regularizers.forms import PenaltyForm
 from normalign.regularizers.passes import LocalPass
 
-__all__ = ["Estimate", "Noise", "estimate", "given_noise", "penalty", "widened"]
+__all__ = ["Noise", "energy", "given_noise", "inner", "penalty", "widened"]
 
 # The released experiments take the square root of no less than this.
 LEAST_SQUARE = 1e-8
@@ -26,52 +26,127 @@ Noise = Callable[[Tensor], Tensor]
 
 def penalty(local: LocalPass, noise: Noise, form: PenaltyForm) -> Tensor:
     """Return the unweighted penalty of each sample, (n,)."""
-    found = estimate(local, noise, form)
     if form.power == "ratio":
-        assert found.along is not None
-        return _log_ratio(found.squared, found.along, local.point)
+        return _log_ratio(local, noise, form)
+    found = _BY_NAME[form.estimator](local, noise, form, local.point)
+    value = _total(local, found) / found.n_probes
     if form.power == 1:
-        value = found.squared.clamp_min(LEAST_SQUARE).sqrt()
-    else:
-        value = found.squared
-    return value if found.offset is None else value + found.offset
+        value = value.clamp_min(LEAST_SQUARE).sqrt()
+    if not form.has_offset:
+        return value
+    if found.offset is not None:
+        return value + found.offset
+    along, tangent = _along(local, found, local.point)
+    return value + _square(local, along, tangent, base=local.output)
 
 
-class Estimate(NamedTuple):
+class Found(NamedTuple):
     """What one batch of probes says of each sample.
 
     Attributes
     ----------
-    squared : Tensor of shape (n,)
-        The squared norm of the Jacobian.
-    offset : Tensor of shape (n,) or None
-        The squared norm of the offset, where the form wants it.
-    along : Tensor of shape (n, ...) or None
-        ``J x``, where it was needed.
+    products : list of Tensor
+        Their squared norms, summed and divided by ``n_probes``, estimate that of the
+        Jacobian.
+    n_probes : int
+    tangents : list of Tensor, optional
+        Where the products are push-forwards, what was pushed.
+    offset : Tensor of shape (n,), optional
+        The squared norm of the offset, where the products give it.
+    along : Tensor of shape (n, ...), optional
+        What the Jacobian makes of the direction asked for, where the products give it.
     """
 
-    squared: Tensor
+    products: list[Tensor]
+    n_probes: int = 1
+    tangents: list[Tensor] | None = None
     offset: Tensor | None = None
     along: Tensor | None = None
 
 
-def estimate(local: LocalPass, noise: Noise, form: PenaltyForm) -> Estimate:
-    """Return the parts of the penalty, by the estimator that the form names."""
-    found = _BY_NAME[form.estimator](local, noise, form)
-    if form.power == "ratio" or (form.has_offset and found.offset is None):
-        along = local.push(local.point) if found.along is None else found.along
-        found = found._replace(along=along)
-    if form.has_offset and found.offset is None:
-        assert found.along is not None
-        offset = energy(widened(local.output) - widened(found.along))
-        found = found._replace(offset=offset)
-    if form.power == "ratio" and form.estimator == "orthogonal":
+def _log_ratio(local: LocalPass, noise: Noise, form: PenaltyForm) -> Tensor:
+    """Return ``log |J|^2 |x|^2 - log |J x|^2``, of whatever scale J and x are.
+
+    Sums of squares leave the range of float32 at 1e19 and at 1e-19. The points, and
+    all products of a sample, are brought near to one first; both scales cancel.
+    """
+    direction = _near_one(local.point)
+    found = _BY_NAME[form.estimator](local, noise, form, direction)
+    along, tangent = _along(local, found, direction)
+    largest = [_largest(product) for product in (*found.products, along)]
+    scale = torch.stack(largest).amax(0)
+    scale = scale.clamp_min(_tiny(scale))
+    whole = _total(local, found, scale) / found.n_probes * energy(direction)
+    part = _square(local, along, tangent, scale=scale)
+    if form.estimator == "orthogonal":
         # |J|^2 |x|^2 = |J P|^2 |x|^2 + |J x|^2: what was projected out is put back.
-        assert found.along is not None
-        length, along = energy(local.point), energy(found.along)
-        whole = found.squared + along / length.clamp_min(_tiny(length))
-        found = found._replace(squared=whole)
-    return found
+        whole = whole + part
+    # A sample with J = 0 or x = 0 has nothing to align: both logarithms are equal.
+    return whole.clamp_min(_tiny(whole)).log() - part.clamp_min(_tiny(part)).log()
+
+
+def _along(
+    local: LocalPass, found: Found, direction: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Return ``J u`` for the direction, and u where that is a push-forward."""
+    if found.along is None:
+        return local.push(direction), direction
+    return found.along, None if found.tangents is None else direction
+
+
+def _total(local: LocalPass, found: Found, scale: Tensor | None = None) -> Tensor:
+    tangents = found.tangents or [None] * len(found.products)
+    pairs = zip(found.products, tangents, strict=True)
+    first, *rest = (_square(local, p, tangent, scale=scale) for p, tangent in pairs)
+    return sum(rest, start=first)
+
+
+def _square(
+    local: LocalPass,
+    product: Tensor,
+    tangent: Tensor | None,
+    *,
+    base: Tensor | None = None,
+    scale: Tensor | None = None,
+) -> Tensor:
+    r"""Return the squared norm of a product, or of ``base`` less it, differentiable.
+
+    Of a push-forward without a graph only the number is taken. With the vector
+    :math:`w = J u` held fixed,
+
+    .. math:: \partial \lVert J u \rVert_2^2 = 2 \langle w, \partial (J u) \rangle
+        = 2\, \partial \langle J^\top w, u \rangle,
+
+    so that its gradient is that of a pull-back. There is no second derivative.
+    """
+    vector = widened(product) if base is None else widened(base) - widened(product)
+    vector = vector if scale is None else _divided(vector, scale)
+    if tangent is None or getattr(local, "push_has_graph", True):
+        return energy(vector)
+    vector = vector.detach()
+    slope = inner(local.pull(vector.to(local.output.dtype)), tangent)
+    slope = slope if scale is None else slope / scale
+    slope = slope if base is None else inner(vector, base) - slope
+    return energy(vector) + 2 * (slope - slope.detach())
+
+
+def _largest(value: Tensor) -> Tensor:
+    """Return the largest absolute entry of each sample, (n,), as a constant."""
+    return widened(value.detach()).flatten(1).abs().amax(1)
+
+
+def _divided(value: Tensor, scale: Tensor) -> Tensor:
+    return widened(value) / scale.reshape(-1, *[1] * (value.ndim - 1))
+
+
+def _near_one(point: Tensor) -> Tensor:
+    """Return each point with its largest entry between 1 and 2; zeros stay.
+
+    By powers of two, which leave every digit as it is.
+    """
+    largest = _largest(point)
+    scale = largest.clamp_min(_tiny(largest)).log2().floor().exp2()
+    return _divided(point, scale).to(point.dtype)
 
 
 def widened(value: Tensor) -> Tensor:
@@ -91,12 +166,6 @@ def inner(left: Tensor, right: Tensor) -> Tensor:
 
 def _tiny(value: Tensor) -> float:
     return torch.finfo(value.dtype).tiny
-
-
-def _log_ratio(squared: Tensor, along: Tensor, point: Tensor) -> Tensor:
-    # A sample with J = 0 or x = 0 has nothing to align: both logarithms are equal.
-    whole, part = squared * energy(point), energy(along)
-    return whole.clamp_min(_tiny(whole)).log() - part.clamp_min(_tiny(part)).log()
 
 
 def given_noise(noise: Tensor | None) -> Noise:
@@ -124,92 +193,100 @@ def _probe(noise: Tensor, form: PenaltyForm, like: Tensor) -> Tensor:
     return noise.to(like.dtype)
 
 
-def _output(local: LocalPass, noise: Noise, form: PenaltyForm) -> Estimate:
-    squared = offset = 0.0
+def _output(
+    local: LocalPass, noise: Noise, form: PenaltyForm, direction: Tensor
+) -> Found:
+    products: list[Tensor] = []
+    offset: Tensor | None = None
     shared = form.has_offset and not form.released
     for _ in range(form.n_probes):
         output = local.output
         probe = _probe(noise(output), form, output)
         pulled = local.pull(probe)
-        squared = squared + energy(pulled)
+        products.append(pulled)
         if shared:
             # v.b = v.f - <J^T v, x>: the offset from the same pull-back.
-            miss = inner(probe, output) - inner(pulled, local.point)
-            offset = offset + miss.square()
-    assert isinstance(squared, Tensor)
-    mean = squared / form.n_probes
-    return Estimate(mean, offset / form.n_probes if shared else None)  # pyright: ignore
+            miss = inner(probe, output) - inner(pulled, direction)
+            offset = miss.square() if offset is None else offset + miss.square()
+    offset = None if offset is None else offset / form.n_probes
+    return Found(products, form.n_probes, offset=offset)
 
 
-def _input(local: LocalPass, noise: Noise, form: PenaltyForm) -> Estimate:
-    squared = 0.0
+def _input(
+    local: LocalPass, noise: Noise, form: PenaltyForm, direction: Tensor
+) -> Found:
+    tangents: list[Tensor] = []
     for _ in range(form.n_probes):
         tangent = _probe(noise(local.point), form, local.point)
         if form.estimator == "orthogonal":
-            tangent = _projected(tangent, local.point)
-        squared = squared + energy(local.push(tangent))
-    assert isinstance(squared, Tensor)
-    return Estimate(squared / form.n_probes)
+            tangent = _projected(tangent, direction)
+        tangents.append(tangent)
+    products = [local.push(tangent) for tangent in tangents]
+    return Found(products, form.n_probes, tangents)
 
 
-def _projected(tangent: Tensor, point: Tensor) -> Tensor:
-    """Take the part along each point out; along a zero there is none."""
-    length = energy(point)
-    share = inner(tangent, point) / length.clamp_min(_tiny(length))
-    share = share.reshape(-1, *[1] * (point.ndim - 1))
-    return (widened(tangent) - share * widened(point)).to(tangent.dtype)
+def _projected(tangent: Tensor, direction: Tensor) -> Tensor:
+    """Take the part along each direction out; along a zero there is none."""
+    line = _near_one(direction)
+    length = energy(line)
+    share = inner(tangent, line) / length.clamp_min(_tiny(length))
+    share = share.reshape(-1, *[1] * (line.ndim - 1))
+    return (widened(tangent) - share * widened(line)).to(tangent.dtype)
 
 
-def _nuclear(local: LocalPass, noise: Noise, form: PenaltyForm) -> Estimate:
-    squared = 0.0
+def _nuclear(
+    local: LocalPass, noise: Noise, form: PenaltyForm, direction: Tensor
+) -> Found:
+    products: list[Tensor] = []
     first, second = local.halves()
     for _ in range(form.n_probes):
         for part in (second, first):
             probe = _probe(noise(part.output), form, part.output)
-            squared = squared + energy(part.pull(probe))
-    assert isinstance(squared, Tensor)
-    return Estimate(squared / (2 * form.n_probes))
+            products.append(part.pull(probe))
+    return Found(products, 2 * form.n_probes)
 
 
-def _noise(local: LocalPass, noise: Noise, form: PenaltyForm) -> Estimate:
-    squared, before = 0.0, widened(local.output)
+def _noise(
+    local: LocalPass, noise: Noise, form: PenaltyForm, direction: Tensor
+) -> Found:
+    products: list[Tensor] = []
+    before = widened(local.output)
     for _ in range(form.n_probes):
         step = form.std * noise(local.point)
         after = widened(local.moved(step.to(local.point.dtype)))
-        squared = squared + energy(after - before) / form.std**2
-    assert isinstance(squared, Tensor)
-    return Estimate(squared / form.n_probes)
+        products.append((after - before) / form.std)
+    return Found(products, form.n_probes)
 
 
-def _exact(local: LocalPass, noise: Noise, form: PenaltyForm) -> Estimate:
-    output, point = local.output, local.point
-    k, d = math.prod(output.shape[1:]), math.prod(point.shape[1:])
-    # A push-forward runs the model again beside its tangent: twice a pull-back.
-    return _by_rows(local, k) if k <= 2 * d else _by_columns(local, d)
+def _exact(
+    local: LocalPass, noise: Noise, form: PenaltyForm, direction: Tensor
+) -> Found:
+    k = math.prod(local.output.shape[1:])
+    d = math.prod(local.point.shape[1:])
+    # Of a push-forward, the number takes one pull-back and the gradient another.
+    by_rows = k <= 2 * d
+    return (
+        _by_rows(local, k, direction) if by_rows else _by_columns(local, d, direction)
+    )
 
 
-def _by_rows(local: LocalPass, k: int) -> Estimate:
-    output, squared = local.output, 0.0
-    along: list[Tensor] = []
-    for index in range(k):
-        row = local.pull(_unit(output, index))
-        squared = squared + energy(row)
-        along.append(inner(row, local.point))
-    assert isinstance(squared, Tensor)
-    return Estimate(squared, along=torch.stack(along, 1).reshape(output.shape))
+def _by_rows(local: LocalPass, k: int, direction: Tensor) -> Found:
+    output = local.output
+    rows = [local.pull(_unit(output, index)) for index in range(k)]
+    along = torch.stack([inner(row, direction) for row in rows], 1)
+    return Found(rows, along=along.reshape(output.shape))
 
 
-def _by_columns(local: LocalPass, d: int) -> Estimate:
-    squared = along = 0.0
-    entries = widened(local.point).flatten(1)
-    for index in range(d):
-        column = widened(local.push(_unit(local.point, index)))
-        squared = squared + energy(column)
+def _by_columns(local: LocalPass, d: int, direction: Tensor) -> Found:
+    units = [_unit(local.point, index) for index in range(d)]
+    columns = [local.push(unit) for unit in units]
+    entries = widened(direction).flatten(1)
+    along: Tensor | None = None
+    for index, column in enumerate(columns):
         entry = entries[:, index].reshape(-1, *[1] * (column.ndim - 1))
-        along = along + entry * column
-    assert isinstance(squared, Tensor)
-    assert isinstance(along, Tensor)
-    return Estimate(squared, along=along)
+        part = entry * widened(column)
+        along = part if along is None else along + part
+    return Found(columns, tangents=units, along=along)
 
 
 def _unit(like: Tensor, index: int) -> Tensor:

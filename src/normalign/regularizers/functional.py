@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.func import jvp, vjp
+from torch.func import vjp
 
 from normalign.geometry.quirks import attention_with_derivatives
 from normalign.regularizers.forms import PenaltyForm
@@ -33,7 +33,8 @@ def penalised(
     Made of ``torch.func`` alone, without checks: it may run inside
     ``torch.func.vmap`` over stacked parameters (with the noise of each member), inside
     ``torch.func.grad`` and inside ``torch.compile``. The mean of the second result
-    times the weight is the penalty.
+    times the weight is the penalty. It is to be differentiated once: of a push-forward
+    there is the number and its gradient, by a pull-back, and no more.
 
     Parameters
     ----------
@@ -71,7 +72,8 @@ class FunctionalPass:
     """A pure function at a batch of points, by ``torch.func``.
 
     Usable inside ``torch.func.vmap`` and ``grad`` and inside ``torch.compile``. There
-    are no checks: inside a transformation nothing can be looked at. A place costs a
+    are no checks: inside a transformation nothing can be looked at. One run of the
+    function serves its output, every pull-back and every push-forward. A place costs a
     second run of what comes before it.
 
     Parameters
@@ -84,6 +86,8 @@ class FunctionalPass:
     cut : bool, default=False
         The place is a cut: the map begins at ``x``.
     """
+
+    push_has_graph = False
 
     def __init__(
         self,
@@ -98,6 +102,8 @@ class FunctionalPass:
         self._same_draws = None if self._compiling else SameDraws(x.device)
         self._output: Tensor | None = None
         self._pullback: Callable[..., tuple[Tensor]] | None = None
+        self._pushforward: Callable[..., tuple[Tensor]] | None = None
+        self._parts: tuple[FunctionalPass, FunctionalPass] | None = None
         self._point, self._function = x, function
         if place is not None and not cut:
             with self._surroundings():
@@ -119,19 +125,26 @@ class FunctionalPass:
 
     def pull(self, cotangent: Tensor) -> Tensor:
         """Return ``J^T v``, shaped like the points."""
+        if self._parts is not None:
+            first, second = self._parts
+            return first.pull(second.pull(cotangent))
         if self._pullback is None:
             self._forward()
         assert self._pullback is not None
         return self._pullback(cotangent)[0]
 
     def push(self, tangent: Tensor) -> Tensor:
-        """Return ``J u``, shaped like the output; the first also gives the output."""
-        if not self._compiling:  # there, forward mode is not to be trusted
-            try:
-                return self._by_forward_mode(tangent)
-            except NotImplementedError:  # an operation without a forward-mode rule
-                pass
-        return self._twice_pulled(tangent)
+        """Return ``J u`` as a constant, shaped like the output."""
+        # v -> J^T v is linear, so its own pull-back is u -> J u, whatever v. Only the
+        # number: what torch makes of the derivative of a push-forward, by forward mode
+        # or by pulling back twice, is wrong for some layers (nn.LayerNorm).
+        if self._parts is not None:
+            first, second = self._parts
+            return second.push(first.push(tangent))
+        if self._pushforward is None:
+            start = torch.zeros_like(self.output)
+            _, self._pushforward, *_ = vjp(self.pull, start)
+        return self._pushforward(tangent)[0].detach()
 
     def moved(self, step: Tensor) -> Tensor:
         """Return the values at the points plus a step."""
@@ -144,7 +157,7 @@ class FunctionalPass:
         first._same_draws = self._same_draws
         second = FunctionalPass(self._from_place, first.output)
         second._same_draws = self._same_draws
-        self._output = second.output
+        self._output, self._parts = second.output, (first, second)
         return first, second
 
     def _forward(self) -> None:
@@ -152,23 +165,6 @@ class FunctionalPass:
             output, self._pullback, *_ = vjp(self._function, self._point)
         if self._output is None:
             self._output = output
-
-    def _by_forward_mode(self, tangent: Tensor) -> Tensor:
-        with self._surroundings():
-            output, pushed, *_ = jvp(self._function, (self._point,), (tangent,))
-        if self._output is None:
-            self._output = output
-        return pushed
-
-    def _twice_pulled(self, tangent: Tensor) -> Tensor:
-        # v -> J^T v is linear, so its own pull-back is u -> J u, whatever v. A compiler
-        # merges the repeated forward pass with the first.
-        def pulled(cotangent: Tensor) -> Tensor:
-            with self._surroundings():
-                return vjp(self._function, self._point)[1](cotangent)[0]
-
-        _, pullback, *_ = vjp(pulled, torch.zeros_like(self.output))
-        return pullback(tangent)[0]
 
     @contextlib.contextmanager
     def _surroundings(self) -> Iterator[None]:

@@ -15,7 +15,9 @@ from normalign._checks import require, require_kind
 from normalign.geometry.local_map import At
 from normalign.regularizers.calls import Call, check_call, eager_model, normal_noise
 from normalign.regularizers.compiled import CompiledCall, compiled_function
+from normalign.regularizers.eager import check_output
 from normalign.regularizers.forms import PenaltyForm
+from normalign.regularizers.formulas import widened
 
 __all__ = ["GrokAlign"]
 
@@ -38,9 +40,11 @@ class GrokAlign:
 
     By default one random pull-back per sample gives both terms: a step costs about
     twice a plain one. The forward pass is shared, with its hooks, dropout masks,
-    autocast precision, checkpoints and data-parallel wrapper. Batch normalisation in
-    training mode counts, for pull-backs, as the affine map at the statistics of the
-    batch. A call that could not change any parameter is an error.
+    autocast precision, checkpoints and data-parallel wrapper; only
+    ``estimator="noise"`` runs the model again. Batch normalisation in training mode
+    counts as the affine map at the statistics of the batch. A first call that could
+    not change any parameter is an error. A model is to be penalised by one thread at a
+    time.
 
     Parameters
     ----------
@@ -172,12 +176,15 @@ class GrokAlign:
         -------
         output : Tensor of shape (n, ...)
         value : Tensor of shape ()
-            Weighted, and the mean over the samples; 0 for an empty batch.
+            Weighted, and the mean over the samples; 0 for an empty batch. It has a
+            graph where the weight is 0 too, so that ``backward`` works on every step.
         """
         weight = self.weight_at(self.step)
         if weight == 0:
             output = model(x)
-            value = torch.zeros((), device=output.device)
+            check_output(output, x, _NAME)
+            # No numbers, so no NaN among them, and a graph to go back through.
+            value = widened(output.flatten()[:0]).sum()
         else:
             output, values = self._values(model, x)
             value = values.sum() * (weight / max(len(values), 1))
@@ -253,7 +260,7 @@ class GrokAlign:
         check_call(model, x, self.form, _NAME)
         noise = normal_noise(self.generator)
         if not isinstance(model, nn.Module):
-            return Call(model, self.form, _NAME)(model, x, noise)
+            return Call(model, self.form, _NAME, trial=False)(model, x, noise)
         call = self._calls.get(model)
         if call is None or call.form is not self.form:
             call = Call(model, self.form, _NAME)

@@ -33,7 +33,10 @@ class Pullable(Protocol):
 
 
 class LocalPass(Pullable, Protocol):
-    """A map at a batch of points, its derivative both ways, and in two parts."""
+    """A map at a batch of points, its derivative both ways, and in two parts.
+
+    Where ``push_has_graph`` is there and false, push-forwards are constants.
+    """
 
     @property
     def point(self) -> Tensor:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -62,20 +62,22 @@ def _silu_curvature(z: Tensor, h: Tensor) -> Tensor:
 def _activation(module: nn.Module) -> Activation | None:
     """Return the function of an activation module, or ``None`` if it is not known."""
     kind = type(module)
-    if isinstance(module, nn.LeakyReLU):
-        slope = float(module.negative_slope)
+    if kind is nn.LeakyReLU:
+        slope = float(cast(nn.LeakyReLU, module).negative_slope)
         return Activation(
             lambda z: nn.functional.leaky_relu(z, slope),
-            lambda z, h: (h > 0).to(z) * (1 - slope) + slope,
+            lambda z, h: (z > 0).to(z) * (1 - slope) + slope,
         )
     if kind is nn.GELU and module.approximate != "none":
         return None
     return _ACTIVATIONS.get(kind)
 
 
+_IDENTITY = Activation(lambda z: z, lambda z, h: torch.ones_like(z))
+
 _ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.ReLU: Activation(torch.relu, lambda z, h: (h > 0).to(z)),
-    nn.Identity: Activation(lambda z: z, lambda z, h: torch.ones_like(z)),
+    nn.Identity: _IDENTITY,
     Quadratic: Activation(
         torch.square, lambda z, h: 2 * z, lambda z, h: torch.full_like(z, 2.0)
     ),
@@ -134,14 +136,15 @@ class Chain:
         layers: list[Layer] = []
         for module in modules:
             if type(module) is nn.Linear:
+                if layers and layers[-1].activation is None:  # two maps in a row
+                    layers[-1] = replace(layers[-1], activation=_IDENTITY)
                 bias = None if module.bias is None else names[id(module.bias)]
                 layers.append(Layer(names[id(module.weight)], bias, None))
                 continue
             activation = _activation(module)
             if activation is None or not layers or layers[-1].activation:
                 return None
-            last = layers[-1]
-            layers[-1] = Layer(last.weight, last.bias, activation)
+            layers[-1] = replace(layers[-1], activation=activation)
         if not layers or layers[-1].activation is not None:
             return None
         return cls(tuple(layers), flattens)

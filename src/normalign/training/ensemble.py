@@ -18,13 +18,18 @@ from torch import Tensor, nn
 
 from normalign._checks import complaint, describe, require, require_kind
 from normalign.regularizers import PenaltyForm
+from normalign.training.answers import answers_of_sets
 from normalign.training.checkpoint import fingerprint
 from normalign.training.group import Group, Plan, Record
+from normalign.training.likeness import check_outputs, working_dtype
 from normalign.training.loop import Split, is_evaluated
-from normalign.training.losses import stacked_loss
+from normalign.training.losses import stacked_loss, threshold_of
 from normalign.training.networks import Networks, stacked
 from normalign.training.refusals import (
+    CALLEE,
+    check_calls,
     check_counts,
+    check_listed,
     check_sets,
     check_whole,
     structure,
@@ -80,6 +85,7 @@ class Member:
         kind = isinstance(self.penalty, PenaltyForm)
         require_kind(kind, "Member", "penalty", "a PenaltyForm", self.penalty)
         kind = isinstance(self.weight, int | float)
+        kind = kind and not isinstance(self.weight, bool)
         require_kind(kind, "Member", "weight", "a number", self.weight)
         legal = 0 <= self.weight < float("inf")
         require(legal, "Member", "weight", "finite and at least 0", self.weight)
@@ -108,18 +114,31 @@ class Ensemble:
     A network's course depends on its own row of the arguments and its seed: alone or
     beside others it takes the same steps, up to the order in which a device sums.
 
+    Accuracies are shares of right predictions. Several outputs predict by the largest,
+    where targets are class numbers (n,) or one-hot rows (n, k). One output predicts by
+    its sign where targets are -1 and 1; where they are 0 and 1, it predicts 1 above 0.5
+    with the squared error and above 0 with a loss of one's own, as logits do. For all
+    other targets the accuracy is NaN.
+
     Parameters
     ----------
     networks : sequence of torch.nn.Module
-        The start of each member; copied, not changed.
+        The start of each member; copied, not changed. They may differ in their
+        parameters only, all of which the output must depend on, and may not change
+        their buffers.
     data : Split, or a sequence of one Split for each member
-        Four tensors ``x_train, y_train, x_test, y_test``. Integer inputs stay integers,
-        for networks that embed them; a penalty then needs ``PenaltyForm(at=...)``.
+        Objects with four tensors ``x_train, y_train, x_test, y_test``, such as
+        :class:`normalign.data.Dataset` or ``types.SimpleNamespace``. Integer
+        inputs stay integers, for networks that embed them; a penalty then needs
+        ``PenaltyForm(at=...)``.
     members : sequence of Member
     loss : {"cross_entropy", "squared_error"} or callable
         The squared error is the mean over samples and outputs, against one-hot rows
         where targets are class numbers. A callable ``loss(output, target)`` gives the
-        mean over its batch, of one network.
+        mean over its batch, of one network. Outputs of shape (n, t, k) reach it as
+        (n, t * k), targets as they are. In the rows it is the mean over chunks of 1024
+        samples, weighted by their sizes: for a loss that is no plain mean over samples
+        (class weights, ignored targets) that is not its value for the whole set.
     epochs : int
         The most that any member is trained.
     batch_size : int, optional
@@ -167,7 +186,10 @@ class Ensemble:
         measure_at: Callable[[int], bool] = lambda epoch: True,
         device: torch.device | str | None = None,
     ) -> None:
-        self.members = list(members)
+        self.members = check_listed("members", members, Member, "a Member")
+        networks = check_listed("networks", networks, nn.Module, "a module")
+        check_calls(CALLEE, until=until, measure=measure)
+        check_calls(CALLEE, needed=True, evaluate=evaluate, measure_at=measure_at)
         splits = one_each(data, len(self.members))
         check_counts(networks, splits, len(self.members))
         check_whole("epochs", epochs, 0)
@@ -184,7 +206,12 @@ class Ensemble:
         self.batch_size = batch_size or len(x)
         self._place, self._tables = place, Tables(self.start.dtype, place)
         output = _first_output(self.networks, self.start[:1].to(place), x)
-        self._sets = with_targets(sets, loss, output.shape[2])
+        k = output.shape[2]
+        self._sets = with_targets(sets, loss, k)
+        targets = {name: [y for _, y in pairs] for name, pairs in self._sets.items()}
+        self.answers = answers_of_sets(targets, k, threshold=threshold_of(loss))
+        inputs = [x for x, _ in sets["train"]]
+        check_outputs(networks, self.networks, self.start, inputs)
         self._try_out(output)
 
     def train(
@@ -198,6 +225,7 @@ class Ensemble:
 
         ``callback(i, row)`` is called with the number of the member and its new row.
         """
+        check_calls("Ensemble.train", callback=callback)
         hooked = None if callback is None else lambda _, i, row: callback(i, row)
         return train_together(
             [self],
@@ -260,7 +288,9 @@ class Ensemble:
             rule=rule,
             seeds=torch.tensor([m.seed for m in members], device=self._place),
             data={
-                name: self._tables.points([pairs[i] for i in positions])
+                name: self._tables.points(
+                    [pairs[i] for i in positions], self.answers[name]
+                )
                 for name, pairs in self._sets.items()
             },
             loss=self._stacked_loss,
@@ -274,7 +304,7 @@ class Ensemble:
         """Refuse what fails in a first step, taken on one sample and thrown away."""
         row = self.start[:1].to(self._place)
         x, y = (part[:1].to(self._place)[None] for part in self._sets["train"][0])
-        x, y = x.to(_working(x, row)), y.to(_working(y, row))
+        x, y = x.to(working_dtype(x, row)), y.to(working_dtype(y, row))
         value = self._stacked_loss(output, y)
         rule = "the mean over the batch, one number"
         got = f"shape {tuple(value.shape[1:])}"
@@ -301,14 +331,9 @@ class Ensemble:
                 raise ValueError(text) from error
 
 
-def _working(value: Tensor, like: Tensor) -> torch.dtype:
-    """Return the dtype in which data are used: integers stay integers."""
-    return like.dtype if value.is_floating_point() else value.dtype
-
-
 def _first_output(architecture: Networks, row: Tensor, x: Tensor) -> Tensor:
     """Return the output, (1, 1, k), of one network for its first sample, or refuse."""
-    first = x[None, :1].to(row.device, _working(x, row))
+    first = x[None, :1].to(row.device, working_dtype(x, row))
     rule = "modules that torch.func can run on the inputs"
     remedy = "" if x.is_floating_point() else (
         "Integers stay integers: call x.float() unless the network embeds them."

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normalign._checks import require
+from normalign._checks import describe, require, require_kind
 from normalign.training.history import History
 from normalign.training.stack import Measure, Stack
 
@@ -191,14 +191,21 @@ class Group:
         if self._columns and not at_this_epoch:
             missing = torch.full_like(scores[:, 0], math.nan)
             return dict.fromkeys(self._columns, missing)
-        found = dict(measure(self.stack))
+        found = measure(self.stack)
+        argument, rule = "what measure returns", "a mapping of names to tensors"
+        told = isinstance(found, Mapping)
+        require_kind(told, "Ensemble", argument, rule, describe(found))
         for name, value in found.items():
+            told, argument = isinstance(name, str), "a name that measure returns"
+            require_kind(told, "Ensemble", argument, "a string", describe(name))
             taken = name in ("epoch", *self.stack.score_names())
             rule = "named otherwise than the columns of every row"
             require(not taken, "Ensemble", "what measure returns", rule, repr(name))
             fits = isinstance(value, Tensor) and value.shape == (self.stack.size,)
             rule, argument = f"of shape ({self.stack.size},)", f"measure's {name!r}"
             require(fits, "Ensemble", argument, rule, value)
+            real = not value.is_complex()
+            require_kind(real, "Ensemble", argument, "of a real dtype", value)
         self._columns = list(found)
         found = {name: value.to(scores) for name, value in found.items()}
         if not at_this_epoch:  # it was asked for its names

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from normalign.training.answers import answers_of
+
 __all__ = ["Halves", "class_numbers", "held_out"]
 
 
@@ -75,8 +77,8 @@ def class_numbers(target: Tensor, k: int) -> Tensor | None:
     """Return the class of each sample, or ``None`` where targets are quantities.
 
     Classes are what :func:`normalign.training.accuracy` can count for a model of k
-    outputs: for one output the numbers -1 and 1, for several integers (n,) or one-hot
-    rows (n, k).
+    outputs: for one output the numbers -1 and 1, or 0 and 1; for several integers (n,)
+    or one-hot rows (n, k).
 
     Examples
     --------
@@ -85,12 +87,11 @@ def class_numbers(target: Tensor, k: int) -> Tensor | None:
     >>> class_numbers(torch.tensor([0.3, -1.0]), 1) is None
     True
     """
-    if k == 1:
-        signs = target.numel() == len(target) and bool((target**2 == 1).all())
-        return (target.reshape(-1) > 0).long() if signs else None
-    if not target.is_floating_point():
-        return target.long() if target.ndim == 1 else None
-    if target.shape != (len(target), k):
+    answers = answers_of([target], k)
+    if answers is None:
         return None
-    one_hot = bool(((target == 0) | (target == 1)).all() & (target.sum(1) == 1).all())
-    return target.argmax(1) if one_hot else None
+    if answers.kind == "classes":
+        return target.long()
+    if answers.kind == "rows":
+        return target.long().argmax(1)
+    return (target.reshape(-1) > 0).long()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normalign._checks import require
+from normalign.training.answers import answers_of, right_answers
 from normalign.training.history import History
 
 __all__ = ["Split", "accuracy", "evaluation_mode", "is_evaluated", "train"]
@@ -63,19 +64,20 @@ def is_evaluated(epoch: int) -> bool:
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
     """Return the share of samples whose prediction is their target, as a scalar.
 
-    One output per sample predicts by its sign, against targets of -1 and 1; several
-    predict by the largest, against class numbers (n,) or one-hot rows (n, k).
+    One output per sample predicts by its sign, against targets of -1 and 1 or of 0 and
+    1 (it is taken for a logit); several predict by the largest, against class numbers
+    (n,) or one-hot rows (n, k). NaN where the targets are not classes.
 
     Examples
     --------
     >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
     tensor(0.5000)
     """
-    if output.ndim == 1 or output.shape[1] == 1:
-        right = output.flatten().sign() == target.flatten().sign()
-    else:
-        label = target if target.ndim == 1 else target.argmax(dim=1)
-        right = output.argmax(dim=1) == label
+    rows = output.reshape(len(output), -1)
+    answers = answers_of([target], rows.shape[1])
+    if answers is None:
+        return torch.full((), torch.nan, device=output.device)
+    right = right_answers(rows, target, answers)
     return right.to(torch.get_default_dtype()).mean()
 
 

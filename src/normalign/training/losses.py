@@ -1,4 +1,4 @@
-"""Losses and accuracies of many networks at once."""
+"""Losses of many networks at once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
 
-from normalign._checks import require
+from normalign._checks import require, require_kind
 
-__all__ = ["LOSSES", "StackedLoss", "prepared_target", "right_answers", "stacked_loss"]
+__all__ = ["LOSSES", "StackedLoss", "prepared_target", "stacked_loss", "threshold_of"]
 
 # Outputs (s, n, k) and targets (s, n, ...) to the mean over n, of shape (s,).
 StackedLoss = Callable[[Tensor, Tensor], Tensor]
@@ -50,10 +50,13 @@ def stacked_loss(loss: str | Callable[[Tensor, Tensor], Tensor]) -> StackedLoss:
     ------
     ValueError
         If there is no such name.
+    TypeError
+        If it is neither a name nor a function.
     """
     if callable(loss):
         return vmap(loss)
     rule = f"{' or '.join(map(repr, LOSSES))}, or a function of output and target"
+    require_kind(isinstance(loss, str), "Ensemble", "loss", rule, loss)
     require(loss in LOSSES, "Ensemble", "loss", rule, repr(loss))
     return LOSSES[loss]
 
@@ -86,6 +89,12 @@ def prepared_target(
     """
     if not isinstance(loss, str):
         return target
+    able, rule = k > 1 or loss != "cross_entropy", "one for networks of one output"
+    remedy = (
+        "Its softmax is always 1: build networks of 2 outputs or more, or give "
+        "'squared_error', or a function such as binary_cross_entropy_with_logits."
+    )
+    require(able, "Ensemble", "loss", rule, repr(loss), remedy)
     numbers = target.is_floating_point()
     if target.ndim == 1 and not numbers and (k > 1 or loss == "cross_entropy"):
         classes = target.long()
@@ -107,15 +116,10 @@ def prepared_target(
     return rows if numbers else rows.to(torch.get_default_dtype())
 
 
-def right_answers(output: Tensor, target: Tensor) -> Tensor:
-    """Return how many predictions of each network are right, (s,).
+def threshold_of(loss: str | Callable[[Tensor, Tensor], Tensor]) -> float:
+    """Return the output between targets of 0 and 1, for networks of one output.
 
-    As in :func:`normalign.training.accuracy`: one output predicts by its sign, several
-    by the largest.
+    Halfway for the squared error; 0 for a loss of one's own, which is taken to be one
+    of logits.
     """
-    if output.shape[2] == 1:
-        right = output[..., 0].sign() == target.reshape(output.shape[:2]).sign()
-    else:
-        classes = target if target.ndim == 2 else target.argmax(2)
-        right = output.argmax(2) == classes
-    return right.sum(1)
+    return 0.5 if loss == "squared_error" else 0.0

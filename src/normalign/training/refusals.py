@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normalign._checks import describe, require, require_kind
+from normalign.geometry.quirks import has_recurrence
 
 __all__ = [
     "check_alike",
+    "check_calls",
     "check_counts",
+    "check_listed",
     "check_pure",
     "check_sets",
     "check_trainable",
     "check_whole",
+    "same_bits",
     "structure",
 ]
 
@@ -31,6 +35,25 @@ def check_whole(name: str, value: Any, least: int) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool)
     require_kind(whole, CALLEE, name, "an integer", value)
     require(value >= least, CALLEE, name, f"at least {least}", value)
+
+
+def check_listed(name: str, values: Any, kind: type, rule: str) -> list[Any]:
+    """Return a list of things of one kind, or refuse what is none."""
+    several = isinstance(values, Iterable) and not isinstance(values, kind)
+    got = f"a {type(values).__name__}"
+    require_kind(several, CALLEE, name, f"a sequence, each {rule}", got)
+    listed = list(values)
+    for position, value in enumerate(listed):
+        argument = f"{name}[{position}]"
+        require_kind(isinstance(value, kind), CALLEE, argument, rule, describe(value))
+    return listed
+
+
+def check_calls(callee: str, *, needed: bool = False, **functions: Any) -> None:
+    """Refuse what cannot be called; None is no function, where none is needed."""
+    for name, function in functions.items():
+        told = callable(function) or (function is None and not needed)
+        require_kind(told, callee, name, "a function", describe(function))
 
 
 def check_counts(networks: Sequence[Any], splits: Sequence[Any], s: int) -> None:
@@ -99,13 +122,27 @@ def check_alike(network: nn.Module, first: nn.Module, position: int) -> None:
     buffers = dict(network.named_buffers())
     for name, value in first.named_buffers():
         rule, got = "of the same buffers as the first", f"another {name!r}"
-        same = torch.equal(value, buffers[name])
+        same = same_bits(value, buffers[name])
         require(same, CALLEE, argument, rule, got, APART)
+
+
+def same_bits(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two buffers agree in dtype, shape and every bit; NaN is NaN."""
+    if one is None or other is None:
+        return one is other
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    pair = (one.detach(), other.detach().to(one.device))
+    bits = [value.contiguous().reshape(-1).view(torch.uint8) for value in pair]
+    return torch.equal(*bits)
 
 
 def check_pure(network: nn.Module, position: int) -> None:
     """Refuse layers that draw random numbers or mix the samples of a batch."""
     argument = f"networks[{position}]"
+    rule, got = "without RNN, LSTM and GRU layers", "one that torch.func cannot batch"
+    remedy = "Train it with normalign.training.train."
+    require(not has_recurrence(network), CALLEE, argument, rule, got, remedy)
     rule = "a deterministic function of each sample"
     for name, module in network.named_modules():
         label = f"{type(module).__name__} {name!r}"

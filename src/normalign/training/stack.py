@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from normalign.regularizers import PenaltyForm
-from normalign.training.losses import StackedLoss, right_answers
+from normalign.training.answers import Answers, right_answers
+from normalign.training.losses import StackedLoss
 from normalign.training.networks import Networks
 from normalign.training.randomness import (
     PROBES,
@@ -33,10 +34,13 @@ class Points:
     Parameters
     ----------
     x, y : Tensor of shape (s, n, ...), or (1, n, ...) where all networks share it
+    answers : Answers, optional
+        How the targets name classes; ``None`` where they do not.
     """
 
     x: Tensor
     y: Tensor
+    answers: Answers | None = None
 
     def __len__(self) -> int:
         return self.x.shape[1]
@@ -51,8 +55,8 @@ class Points:
 
     def keep(self, index: Tensor) -> Points:
         """Return the points of the networks at the given positions."""
-        parts = (self.x, self.y)
-        return Points(*(v if len(v) == 1 else v[index] for v in parts))
+        x, y = (v if len(v) == 1 else v[index] for v in (self.x, self.y))
+        return Points(x, y, self.answers)
 
 
 def _picked(value: Tensor, index: Tensor) -> Tensor:
@@ -253,7 +257,10 @@ class Stack:
         return torch.stack([column.to(torch.float64) for column in columns], dim=1)
 
     def _score(self, parameters: list[Tensor], points: Points) -> list[Tensor]:
-        """Return loss and accuracy of each network, in pieces that fit the cache."""
+        """Return loss and accuracy of each network, in pieces that fit the cache.
+
+        The accuracy is NaN where targets are not classes.
+        """
         x, y = points.all_of(self.size)
         loss = self.rows.new_zeros(self.size)
         right = torch.zeros_like(self.seeds)
@@ -262,8 +269,12 @@ class Stack:
             share = (stop - start) / len(points)
             target = y[:, start:stop]
             loss = loss + share * self.loss(output, target)
-            right = right + right_answers(output, target)
-        return [loss, right.double() / len(points)]
+            if points.answers is not None:
+                right = right + right_answers(output, target, points.answers).sum(1)
+        accuracy = right.double() / len(points)
+        if points.answers is None:
+            accuracy = torch.full_like(accuracy, torch.nan)
+        return [loss, accuracy]
 
 
 _KINDS = ("loss", "accuracy")

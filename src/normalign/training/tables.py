@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from normalign._checks import require
+from normalign._checks import describe, require, require_kind
+from normalign.training.answers import Answers
 from normalign.training.loop import Split
 from normalign.training.losses import prepared_target
 from normalign.training.stack import Points
@@ -24,9 +26,10 @@ class Tables:
         self._dtype, self._device = dtype, device
         self._made: dict[tuple[int, ...], Tensor] = {}
 
-    def points(self, pairs: Sequence[Pair]) -> Points:
+    def points(self, pairs: Sequence[Pair], answers: Answers | None = None) -> Points:
         """Return the points of some networks, stacked; shared ones are kept once."""
-        return Points(*(self._table(values) for values in zip(*pairs, strict=True)))
+        x, y = (self._table(values) for values in zip(*pairs, strict=True))
+        return Points(x, y, answers)
 
     def _table(self, values: Sequence[Tensor]) -> Tensor:
         key = tuple(map(id, values))
@@ -38,11 +41,36 @@ class Tables:
         return self._made[key]
 
 
+_HALVES = ("x_train", "y_train", "x_test", "y_test")
+
+
 def one_each(data: Split | Sequence[Split], s: int) -> list[Split]:
-    """Return the split of each of s members."""
+    """Return the split of each of s members.
+
+    Raises
+    ------
+    TypeError
+        If something is no split.
+    """
     # A named tuple of four tensors is a Split, though a sequence too.
-    shared = hasattr(data, "x_train") or not isinstance(data, Sequence)
-    return [data] * s if shared else list(data)  # pyright: ignore
+    shared = _is_split(data) or not isinstance(data, Sequence)
+    splits: list[Any] = [data] * s if shared else list(data)  # pyright: ignore
+    names = ", ".join(_HALVES)
+    rule = f"an object with {names}, or a sequence of one for each member"
+    fields = ", ".join(f"{name}=..." for name in _HALVES)
+    remedy = f"Pass a normalign.data.Dataset, or types.SimpleNamespace({fields})."
+    for split in splits:
+        got = describe(split) if isinstance(split, Tensor) else f"a {_kind(split)}"
+        require_kind(_is_split(split), "Ensemble", "data", rule, got, remedy)
+    return splits
+
+
+def _is_split(value: Any) -> bool:
+    return all(hasattr(value, name) for name in _HALVES)
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
 
 
 def named_sets(
@@ -56,9 +84,18 @@ def named_sets(
     for name, pairs in also.items():
         rule = "sets with names other than train and test"
         require(name not in ("train", "test"), "Ensemble", "also", rule, repr(name))
-        one = len(pairs) == 2 and isinstance(pairs[0], Tensor)
+        one = _is_pair(pairs)
+        several = isinstance(pairs, Sequence) and all(map(_is_pair, pairs))
+        rule = "a pair (x, y) of tensors, or a sequence of one for each member"
+        kind = f"a {_kind(pairs)}"
+        require_kind(one or several, "Ensemble", f"also[{name!r}]", rule, kind)
         sets[name] = [pairs] * len(splits) if one else list(pairs)  # pyright: ignore
     return sets
+
+
+def _is_pair(value: Any) -> bool:
+    listed = isinstance(value, Sequence) and len(value) == 2
+    return listed and all(isinstance(part, Tensor) for part in value)
 
 
 def with_targets(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from normalign._checks import require
+from normalign._checks import require, require_kind
 from normalign.training.checkpoint import read_checkpoint, write_checkpoint
 from normalign.training.group import Group, Record
 from normalign.training.history import History
 from normalign.training.interrupts import Interrupts
+from normalign.training.refusals import check_calls
 
 if TYPE_CHECKING:
     from normalign.training.ensemble import Ensemble, Member
@@ -88,6 +90,12 @@ def train_together(
     rule = f"one for each of the {len(ensembles)} ensembles"
     fits = len(files) == len(ensembles)
     require(fits, "train_together", "checkpoints", rule, f"{len(files)}")
+    check_calls("train_together", callback=callback)
+    for file in files:
+        told = file is None or isinstance(file, str | os.PathLike)
+        require_kind(told, "train_together", "checkpoints", "paths", file)
+        folder, got = file is not None and Path(file).is_dir(), f"the folder {file}"
+        require(not folder, "train_together", "a checkpoint", "a file", got)
     named = [Path(file).resolve() for file in files if file is not None]
     rule, apart = "a file of its own for each ensemble", len(set(named)) == len(named)
     require(apart, "train_together", "checkpoints", rule, f"{files}")

@@ -23,6 +23,7 @@ from normalign.training.history import History
 from normalign.training.holdout import Halves, class_numbers, held_out
 from normalign.training.interrupts import Interrupts
 from normalign.training.loop import evaluation_mode
+from normalign.training.refusals import check_calls
 from normalign.training.rules import SGD, AdamW
 from normalign.training.verdict import Candidate, Course, TunedWeight, verdict
 
@@ -31,6 +32,13 @@ __all__ = ["TunedWeight", "tune_weight"]
 _NAME = "tune_weight"
 _EVENLY, _PER_DECADE = 50, 20  # evaluations in the pilot, and in a decade of epochs
 _COPIES = 2**30  # bytes of data that the members of one ensemble may hold twice
+
+# What the ensemble advises does not help to find a weight.
+_BY_HAND = "Choose the weight by hand: 0.01 is the default of GrokAlign."
+_REMEDY = (
+    "or train with normalign.training.train.",
+    "as it would be in use, or choose the weight by hand.",
+)
 
 Pair = tuple[Tensor, Tensor]
 
@@ -88,7 +96,8 @@ def tune_weight(  # noqa: PLR0913  (what a training run is made of)
         must be in ``eval`` mode.
     x, y : Tensor of shape (n, ...)
         Training data. Classes are integers (n,), one-hot rows, or -1.0 and 1.0 for
-        models of one output.
+        models of one output, or 0.0 and 1.0: above 0.5 then means 1 with the squared
+        error, above 0 with a loss of one's own.
     loss : {"cross_entropy", "squared_error"} or callable
         As in :class:`Ensemble`.
     weights : sequence of float
@@ -151,6 +160,8 @@ def tune_weight(  # noqa: PLR0913  (what a training run is made of)
     """
     start = time.perf_counter()
     _check_counts({"epochs": epochs, "n_repeats": n_repeats, "seed": seed})
+    require(seed < 2**64, _NAME, "seed", "below 2**64", seed)
+    check_calls(_NAME, callback=callback)
     _check_number("validation_fraction", validation_fraction)
     share, rule = 0 < validation_fraction < 1, "between 0 and 1"
     require(share, _NAME, "validation_fraction", rule, validation_fraction)
@@ -186,8 +197,10 @@ def tune_weight(  # noqa: PLR0913  (what a training run is made of)
         for c, each in enumerate(candidates)
     ]
     n_held = len(splits[0].x_test) * (1 if validation is not None else n_repeats)
+    counted = None not in (ensembles[0].answers[half] for half in ("train", "test"))
+    chance = _chance(classes) if counted else None
     tuned = verdict(
-        courses, n_held=n_held, chance=_chance(classes), stopped=stopped,
+        courses, n_held=n_held, chance=chance, stopped=stopped,
         seconds=time.perf_counter() - start,
     )  # fmt: skip
     for remark in tuned.remarks:
@@ -279,7 +292,8 @@ def _ensemble(network: nn.Module, entries: list[_Entry], **settings: Any) -> Ens
     try:
         return Ensemble([network] * len(entries), splits, members, **settings)
     except (ValueError, TypeError) as error:
-        text = str(error).removeprefix("Ensemble: ")
+        text = str(error).removeprefix("Ensemble: ").replace(*_REMEDY)
+        text = text.replace("Train it with normalign.training.train.", _BY_HAND)
         for theirs, ours in (("networks[0]", "model"), ("targets", "y")):
             text = ours + text.removeprefix(theirs) if text.startswith(theirs) else text
         raise type(error)(f"{_NAME}: {text}") from error

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from inspect import signature
 from itertools import pairwise
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -95,9 +96,15 @@ class TunedWeight:
         **settings
             Of :class:`normalign.regularizers.GrokAlign`, such as ``generator``.
         """
-        names = ("estimator", "power", "offset", "n_probes", "probe", "std", "at")
+        names = [entry.name for entry in fields(self.form)]
         form = {name: getattr(self.form, name) for name in names}
-        return GrokAlign(self.weight, **{**form, **settings})
+        known = signature(GrokAlign).parameters
+        taken = {name: value for name, value in form.items() if name in known}
+        penalty = GrokAlign(**{"weight": self.weight, **taken, **settings})
+        # What only a PenaltyForm can say, such as released.
+        further = {name: value for name, value in form.items() if name not in known}
+        penalty.form = replace(penalty.form, **further)
+        return penalty
 
     def to_frame(self) -> pd.DataFrame:
         """Return the table as a pandas DataFrame, one row per candidate."""
@@ -360,10 +367,12 @@ def _why_none(table: list[Row], horizon: int, learned: bool) -> str:
         remedy = "Raise epochs, or hold out less data."
     else:
         near = max(alive, key=lambda row: row["gain"])
+        change = "raised" if near["gain"] < 0 else "lowered"
         reason = (
             "no penalty beat weight 0 by more than the repeats differ (the nearest, "
-            f"weight {near['weight']:g} with power {near['power']!r}, lowered the loss "
-            f"by {near['gain']:.2g} with a spread of {near['gain_spread']:.2g})"
+            f"weight {near['weight']:g} with power {near['power']!r}, {change} the "
+            f"loss by {abs(near['gain']):.2g} with a spread of "
+            f"{near['gain_spread']:.2g})"
         )
         remedy = "If validation had not moved yet, raise epochs."
     return f"tune_weight: {reason}, so the weight is 0. {remedy}"

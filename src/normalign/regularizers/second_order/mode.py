@@ -234,7 +234,7 @@ class LeanOperations(TorchFunctionMode):
         if frame is None or hasattr(frame.recompute_fn, "under_lean_operations"):
             return
         rerun = frame.recompute_fn
-        again = object.__new__(type(self))
+        again = object.__new__(_Rerun)
         again.__dict__.update(self.__dict__, _first_run=False)
 
         @functools.wraps(rerun)
@@ -244,6 +244,28 @@ class LeanOperations(TorchFunctionMode):
 
         under_mode.under_lean_operations = True  # pyright: ignore
         frame.recompute_fn = under_mode
+
+
+class _Rerun(LeanOperations):
+    """The mode in the second run of a checkpointed part, which counts no batches."""
+
+    _counter: Tensor | None = None
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run what the first run ran, and take back what a normalisation counts."""
+        if func is F.batch_norm and self._counter is not None:
+            self._counter.sub_(1)
+        # The module counts right before it normalises, and may read the number.
+        if func is not Tensor.__float__:
+            counts = func is Tensor.add_ and args[0].dtype == torch.long
+            self._counter = args[0] if counts and args[1:] == (1,) else None
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 def _lowered(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
