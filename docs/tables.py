@@ -212,7 +212,8 @@ def table(name: str) -> str:
     lines = KINDS[kind](result)
     while not lines[-1]:
         lines.pop()
-    cores = f", {result['cores']} cores" if "cores" in result else ""
+    told = "cores" not in result or "cores" in result["device"]
+    cores = "" if told else f", {result['cores']} cores"
     versions = {**result, **result.get("versions", {})}
     python = f", Python {versions['python']}" if "python" in versions else ""
     return "\n".join(lines) + (
