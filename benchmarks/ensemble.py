@@ -56,7 +56,8 @@ from normalign.paper.acceleration_table import (
     epochs_to_grok,
     write_acceleration,
 )
-from normalign.regularizers.grokalign import GrokAlign
+from normalign.paper.store import commit
+from normalign.regularizers import GrokAlign
 from normalign.training import (
     Ensemble,
     accuracy,
@@ -576,17 +577,6 @@ def in_process(part: str) -> dict[str, Any]:
 
 def machine() -> str:
     return f"{platform.machine()}, {os.cpu_count()} cores"
-
-
-def commit() -> str | None:
-    """The commit that was measured, marked if the tree had changed since."""
-    folder = Path(__file__).parent
-    try:
-        command = ["git", "describe", "--always", "--abbrev=40", "--dirty"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    except FileNotFoundError:
-        return None
-    return done.stdout.strip() or None
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from torch.func import jacrev, vmap
 
 from normalign import local_geometry
 from normalign.nn import Transformer, mlp, resnet18, resnet50
+from normalign.paper.store import commit
 
 COSINES = ("normal_alignment", "alignment_ratio", "centroid_alignment")
 COMPARED = (*COSINES, "effective_rank", "jacobian_norm", "offset_norm", "radius")
@@ -268,17 +269,6 @@ def main() -> None:
     if options.save:
         options.save.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
-
-
-def commit() -> str | None:
-    """The commit that was measured, marked if the tree had changed since."""
-    folder = Path(__file__).parent
-    try:
-        command = ["git", "describe", "--always", "--abbrev=40", "--dirty"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    except FileNotFoundError:
-        return None
-    return done.stdout.strip() or None
 
 
 if __name__ == "__main__":

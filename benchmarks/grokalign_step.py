@@ -26,7 +26,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import time
 import warnings
 from collections.abc import Callable
@@ -39,6 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normalign.nn import mlp, resnet18
+from normalign.paper.store import commit
 from normalign.regularizers import GrokAlign
 
 STEPS_PER_TURN = 4  # a multiple of every=4
@@ -283,17 +283,6 @@ def main() -> None:
     if options.save:
         options.save.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
-
-
-def commit() -> str | None:
-    """The commit that was measured, marked if the tree had changed since."""
-    folder = Path(__file__).parent
-    try:
-        command = ["git", "describe", "--always", "--abbrev=40", "--dirty"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    except FileNotFoundError:
-        return None
-    return done.stdout.strip() or None
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 
 from normalign.paper.acceleration import Task, mnist_start, task
+from normalign.paper.store import commit
 from normalign.regularizers import PenaltyForm
 from normalign.training import Ensemble, train_together
 
@@ -165,8 +166,8 @@ def main() -> None:
     cuda = options.device.startswith("cuda")
     outcome = {
         "benchmark": "powers",
-        "commit": options.commit,
-        "device": torch.cuda.get_device_name() if cuda else platform.processor(),
+        "commit": options.commit or commit(),
+        "device": torch.cuda.get_device_name() if cuda else platform.machine(),
         "torch": torch.__version__,
         "seconds": round(time.perf_counter() - start, 1),
         "epochs": {name: EPOCHS.get(name, 1000) for name in options.tasks},

@@ -7,7 +7,13 @@ from torch.func import functional_call
 
 from normalign.regularizers import PenaltyForm
 from normalign.training import Member
-from normalign.training.networks import StackedChains, StackedModules, stacked
+from normalign.training.losses import LOSSES
+from normalign.training.networks import (
+    Objective,
+    StackedChains,
+    StackedModules,
+    stacked,
+)
 from normalign.training.rules import SGD, AdamW
 from tests.cases import TokenModel
 from tests.oracles import jacobian_by_loop
@@ -106,12 +112,7 @@ def test_outputs_gradients_and_jacobians_are_those_of_each_network(name):
     parameters = architecture.split(rows)
     outputs = architecture.outputs(parameters, x)
     jacobians = architecture.jacobians(parameters, x)
-    found = architecture.gradients(
-        rows, x, y,
-        loss=lambda output, target: nn.functional.cross_entropy(
-            output.flatten(0, 1), target.flatten(0, 1), reduction="none"
-        ).view(3, -1).mean(1),
-    )  # fmt: skip
+    found = architecture.gradients(rows, x, y, Objective(LOSSES["cross_entropy"]))
     for i, network in enumerate(networks):
         torch.testing.assert_close(outputs[i], network(x[i]))
         torch.testing.assert_close(jacobians[i], jacobian_by_loop(network, x[i]))

@@ -22,6 +22,7 @@ import normalign
 from normalign._checks import require
 
 __all__ = [
+    "commit",
     "provenance",
     "read_tensors",
     "settings_hash",
@@ -101,14 +102,14 @@ def provenance() -> dict[str, Any]:
             continue
     return {
         "versions": versions,
-        "commit": _commit(),
+        "commit": commit(),
         "machine": platform.machine(),
         "system": platform.system(),
         "threads": torch.get_num_threads(),
     }
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """Return the commit this package is at, or ``None`` if it is in no repository."""
     source = Path(normalign.__file__)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from normalign.regularizers.forms import PenaltyForm
-from normalign.regularizers.passes import LocalPass
+from normalign.regularizers.passes import Cut, LocalPass
 
 __all__ = ["Noise", "energy", "given_noise", "inner", "penalty", "widened"]
 
@@ -237,6 +237,7 @@ def _projected(tangent: Tensor, direction: Tensor) -> Tensor:
 def _nuclear(
     local: LocalPass, noise: Noise, form: PenaltyForm, direction: Tensor
 ) -> Found:
+    assert isinstance(local, Cut)
     products: list[Tensor] = []
     first, second = local.halves()
     for _ in range(form.n_probes):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-__all__ = ["LocalPass", "Pullable", "SameDraws"]
+__all__ = ["Cut", "LocalPass", "Pullable", "SameDraws"]
 
 
 class Pullable(Protocol):
@@ -33,7 +33,7 @@ class Pullable(Protocol):
 
 
 class LocalPass(Pullable, Protocol):
-    """A map at a batch of points, its derivative both ways, and in two parts.
+    """A map at a batch of points, and its derivative both ways.
 
     Where ``push_has_graph`` is there and false, push-forwards are constants.
     """
@@ -50,6 +50,11 @@ class LocalPass(Pullable, Protocol):
     def moved(self, step: Tensor) -> Tensor:
         """Return the values at the points plus a step."""
         ...
+
+
+@runtime_checkable
+class Cut(Protocol):
+    """A map that is cut in two, for the nuclear split."""
 
     def halves(self) -> tuple[Pullable, Pullable]:
         """Return the parts before and after the cut."""

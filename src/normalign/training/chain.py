@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from normalign.nn import Quadratic
-from normalign.regularizers.passes import LocalPass
 
 __all__ = ["Chain", "ChainPass"]
 
@@ -162,7 +161,7 @@ class Chain:
 
 
 class ChainPass:
-    """One pass through stacked chains: outputs, pull-backs and push-forwards.
+    """One pass through stacked chains: outputs, slopes and Jacobians.
 
     The networks and their samples are one long batch here: ``s * n`` rows, those of
     the first network first.
@@ -203,34 +202,6 @@ class ChainPass:
     def output(self) -> Tensor:
         """The outputs, (s * n, k)."""
         return self.stacked.flatten(0, 1)
-
-    def moved(self, step: Tensor) -> Tensor:
-        """Return the outputs at the inputs plus a step, (s * n, k)."""
-        x = self._x + step.reshape(self._x.shape)
-        return self._chain.run(self._parameters, x).output
-
-    def halves(self) -> tuple[LocalPass, LocalPass]:
-        """Refuse: cutting a network needs its module."""
-        raise NotImplementedError  # StackedChains sends such penalties elsewhere
-
-    def pull(self, cotangent: Tensor) -> Tensor:
-        """Return ``J^T v`` at each sample, (s * n, ...), for v of shape (s * n, k)."""
-        row = cotangent.reshape(self.stacked.shape)
-        for i in range(len(self._weights) - 1, -1, -1):
-            row = torch.bmm(row, self._weights[i])
-            if i > 0:
-                row = row * self._slope(i - 1)
-        return row.reshape(self.point.shape)
-
-    def push(self, tangent: Tensor) -> Tensor:
-        """Return ``J u`` at each sample, (s * n, k), for u of shape (s * n, ...)."""
-        s, n, _ = self.stacked.shape
-        column = tangent.reshape(s, n, -1)
-        for i, weight in enumerate(self._weights):
-            column = torch.bmm(column, weight.mT)
-            if i < len(self._weights) - 1:
-                column = column * self._slope(i)
-        return column.flatten(0, 1)
 
     def jacobian(self) -> Tensor:
         """Return every Jacobian, (s, n, k, d)."""

@@ -24,7 +24,7 @@ from normalign.training.group import Group, Plan, Record
 from normalign.training.likeness import check_outputs, working_dtype
 from normalign.training.loop import Split, is_evaluated
 from normalign.training.losses import stacked_loss, threshold_of
-from normalign.training.networks import Networks, stacked
+from normalign.training.networks import Networks, Objective, stacked
 from normalign.training.refusals import (
     CALLEE,
     check_calls,
@@ -320,10 +320,8 @@ class Ensemble:
                 shape = self.networks.noise_shape(form, x[0], output.shape[2])
                 noise = row.new_ones((1, *shape)) if shape else None
             try:
-                self.networks.gradients(
-                    row, x, y, loss=self._stacked_loss, form=form,
-                    weight=row.new_ones(1), noise=noise,
-                )  # fmt: skip
+                objective = Objective(self._stacked_loss, form, row.new_ones(1))
+                self.networks.gradients(row, x, y, objective, noise=noise)
             except RuntimeError as error:
                 name = type(self.networks.network).__name__
                 rule, got = f"modules that can be trained by {form}", f"{name}: {error}"

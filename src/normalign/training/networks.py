@@ -11,6 +11,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -23,12 +24,14 @@ from normalign.regularizers import PenaltyForm
 from normalign.regularizers.formulas import penalty
 from normalign.regularizers.functional import penalised
 from normalign.regularizers.places import middle_of, place_in
-from normalign.training.chain import Chain, ChainPass
+from normalign.training.chain import Chain
 from normalign.training.chain_gradient import RecordedPass
 from normalign.training.losses import StackedLoss
 from normalign.training.refusals import check_alike, check_pure, check_trainable
 
-__all__ = ["Gradients", "Networks", "StackedChains", "StackedModules", "stacked"]
+__all__ = [
+    "Gradients", "Networks", "Objective", "StackedChains", "StackedModules", "stacked",
+]  # fmt: skip
 
 
 class Gradients(NamedTuple):
@@ -36,6 +39,36 @@ class Gradients(NamedTuple):
 
     rows: Tensor
     penalty: Tensor
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What every network lowers: a loss, and a penalty with a weight of its own.
+
+    Parameters
+    ----------
+    loss : callable
+        See :mod:`normalign.training.losses`.
+    form : PenaltyForm, optional
+        Without, there is no penalty.
+    weight : Tensor of shape (s,), optional
+    """
+
+    loss: StackedLoss
+    form: PenaltyForm | None = None
+    weight: Tensor | None = None
+
+    def total(
+        self, output: Tensor, y: Tensor, values: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the sum over the networks, and the weighted penalty of each, (s,).
+
+        ``values`` are the unweighted penalties of the samples, (s, n).
+        """
+        weighted = output.new_zeros(len(output))
+        if values is not None and self.weight is not None:
+            weighted = self.weight * values.mean(1)
+        return (self.loss(output, y) + weighted).sum(), weighted.detach()
 
 
 class Networks(ABC):
@@ -60,45 +93,29 @@ class Networks(ABC):
             for part, shape in zip(parts, self.shapes.values(), strict=True)
         ]
 
+    @abstractmethod
     def gradients(
         self,
         rows: Tensor,
         x: Tensor,
         y: Tensor,
+        objective: Objective,
         *,
-        loss: StackedLoss,
-        form: PenaltyForm | None = None,
-        weight: Tensor | None = None,
         noise: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Gradients:
-        """Return the gradient of each network's loss and penalty in its parameters.
+        """Return the gradient of each network's objective in its parameters.
 
         Parameters
         ----------
         rows : Tensor of shape (s, p)
         x, y : Tensor of shape (s, n, ...)
-        form, weight, noise
-            Of the penalty: what it is, its weight for each network (s,), and its
-            standard normal numbers (s, n_probes, n, ...).
+        objective : Objective
+        noise : Tensor of shape (s, n_probes, n, ...), optional
+            Standard normal numbers for the probes of the penalty.
         out : Tensor of shape (s, p), optional
             Where the gradients may be written.
         """
-        leaves = [part.detach().requires_grad_() for part in self.split(rows)]
-        with torch.enable_grad():
-            if form is None or weight is None:
-                output, penalty = self.outputs(leaves, x), rows.new_zeros(len(rows))
-            else:
-                output, values = self.penalised(leaves, x, noise, form)
-                penalty = weight * values.mean(1)
-            total = (loss(output, y) + penalty).sum()
-        # A parameter that the output does not depend on has gradient 0.
-        each = torch.autograd.grad(total, leaves, materialize_grads=True)
-        flat = [
-            gradient.reshape(len(rows), size)
-            for gradient, size in zip(each, self.sizes, strict=True)
-        ]
-        return Gradients(torch.cat(flat, dim=1), penalty.detach())
 
     def noise_shape(self, form: PenaltyForm, x: Tensor, k: int) -> tuple[int, ...]:
         """Return the shape of the noise of n samples ``x``, for one network of k."""
@@ -123,16 +140,6 @@ class Networks(ABC):
         """Return the outputs, (s, n, k), of each network at its own inputs."""
 
     @abstractmethod
-    def penalised(
-        self,
-        parameters: Sequence[Tensor],
-        x: Tensor,
-        noise: Tensor | None,
-        form: PenaltyForm,
-    ) -> tuple[Tensor, Tensor]:
-        """Return outputs (s, n, k) and the penalty of each sample (s, n)."""
-
-    @abstractmethod
     def jacobians(self, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
         """Return the Jacobians, (s, n, k, d), of each network at its own inputs."""
 
@@ -154,55 +161,31 @@ class StackedChains(Networks):
         rows: Tensor,
         x: Tensor,
         y: Tensor,
+        objective: Objective,
         *,
-        loss: StackedLoss,
-        form: PenaltyForm | None = None,
-        weight: Tensor | None = None,
         noise: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Gradients:
         """Return the gradients as products, written where they belong."""
-        if form is not None and _needs_submodules(form):
-            return self._general.gradients(
-                rows, x, y, loss=loss, form=form, weight=weight, noise=noise
-            )
-        local = RecordedPass(self.chain, self.split(rows), x)
+        form = objective.form
+        # A place inside a network is a submodule's, and a chain has none.
+        if form is not None and (form.estimator == "nuclear" or form.at is not None):
+            return self._general.gradients(rows, x, y, objective, noise=noise)
+        local, values = RecordedPass(self.chain, self.split(rows), x), None
         with torch.enable_grad():
-            penalty = rows.new_zeros(len(rows))
-            if form is not None and weight is not None:
-                penalty = weight * _values(local, noise, form).view(x.shape[:2]).mean(1)
-            total = (loss(local.stacked, y) + penalty).sum()
+            if form is not None:
+                # Probe after probe, each for the one long batch of all networks.
+                probes = iter(() if noise is None else noise.transpose(0, 1))
+                values = penalty(local, lambda z: next(probes).reshape(z.shape), form)
+                values = values.view(x.shape[:2])
+            total, weighted = objective.total(local.stacked, y, values)
         out = torch.empty_like(rows) if out is None else out
         local.write_gradients(total, self.split(out))
-        return Gradients(out, penalty.detach())
-
-    def penalised(
-        self,
-        parameters: Sequence[Tensor],
-        x: Tensor,
-        noise: Tensor | None,
-        form: PenaltyForm,
-    ) -> tuple[Tensor, Tensor]:
-        """Return outputs and penalties; the derivatives are chains of products."""
-        if _needs_submodules(form):
-            return self._general.penalised(parameters, x, noise, form)
-        local = self.chain.run(parameters, x)
-        return local.stacked, _values(local, noise, form).view(x.shape[:2])
+        return Gradients(out, weighted)
 
     def jacobians(self, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
         """Return the Jacobians as products of weights and slopes."""
         return self.chain.run(parameters, x).jacobian()
-
-
-def _needs_submodules(form: PenaltyForm) -> bool:
-    """Whether a penalty names places inside a network, which a chain does not have."""
-    return form.estimator == "nuclear" or form.at is not None
-
-
-def _values(local: ChainPass, noise: Tensor | None, form: PenaltyForm) -> Tensor:
-    """Return the penalties of the one long batch of all networks, (s * n,)."""
-    probes = iter(() if noise is None else noise.transpose(0, 1))
-    return penalty(local, lambda like: next(probes).reshape(like.shape), form)
 
 
 class StackedModules(Networks):
@@ -213,7 +196,33 @@ class StackedModules(Networks):
         with attention_with_derivatives():
             return vmap(self._call)(list(parameters), x)
 
-    def penalised(
+    def gradients(
+        self,
+        rows: Tensor,
+        x: Tensor,
+        y: Tensor,
+        objective: Objective,
+        *,
+        noise: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Gradients:
+        """Return the gradients by autograd over the stacked networks."""
+        leaves = [part.detach().requires_grad_() for part in self.split(rows)]
+        with torch.enable_grad():
+            if objective.form is None:
+                output, values = self.outputs(leaves, x), None
+            else:
+                output, values = self._penalised(leaves, x, noise, objective.form)
+            total, weighted = objective.total(output, y, values)
+        # A parameter that the output does not depend on has gradient 0.
+        each = torch.autograd.grad(total, leaves, materialize_grads=True)
+        flat = [
+            gradient.reshape(len(rows), size)
+            for gradient, size in zip(each, self.sizes, strict=True)
+        ]
+        return Gradients(torch.cat(flat, dim=1, out=out), weighted)
+
+    def _penalised(
         self,
         parameters: Sequence[Tensor],
         x: Tensor,

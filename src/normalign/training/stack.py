@@ -13,7 +13,7 @@ from torch import Tensor
 from normalign.regularizers import PenaltyForm
 from normalign.training.answers import Answers, right_answers
 from normalign.training.losses import StackedLoss
-from normalign.training.networks import Networks
+from normalign.training.networks import Networks, Objective
 from normalign.training.randomness import (
     PROBES,
     SHUFFLE,
@@ -207,6 +207,7 @@ class Stack:
             keys = streams(self.seeds, SHUFFLE, self._count)
             order = permutations(keys, len(train))
         noise = self._noise()
+        objective = Objective(self.loss, self.form, self.weight)
         self.rule.begin(len(self._bounds))
         self.penalty.zero_()
         for step, (start, stop) in enumerate(self._bounds):
@@ -215,9 +216,8 @@ class Stack:
             else:
                 x, y = train.at(order[:, start:stop])
             gradients, penalty = self.networks.gradients(
-                self.rows, x, y, loss=self.loss, form=self.form, weight=self.weight,
+                self.rows, x, y, objective, out=self._gradients,
                 noise=None if noise is None else noise[:, :, start:stop],
-                out=self._gradients,
             )  # fmt: skip
             self.penalty.add_(penalty, alpha=1 / len(self._bounds))
             self.rule.update(self.rows, gradients, step)
