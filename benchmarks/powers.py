@@ -148,10 +148,9 @@ def main() -> None:
     parser.add_argument("--commit", default="")
     parser.add_argument("--save", type=Path)
     options = parser.parse_args()
+    names = list(VARIANTS) if options.variants else options.tasks
     start = time.perf_counter()
-    pilots = [
-        pilot(name, range(options.seeds), options.device) for name in options.tasks
-    ]
+    pilots = [pilot(name, range(options.seeds), options.device) for name in names]
     results = train_together([ensemble for ensemble, _ in pilots])
     runs = []
     for (_, told), trained in zip(pilots, results, strict=True):
@@ -170,7 +169,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if cuda else platform.machine(),
         "torch": torch.__version__,
         "seconds": round(time.perf_counter() - start, 1),
-        "epochs": {name: EPOCHS.get(name, 1000) for name in options.tasks},
+        "epochs": {name: EPOCHS.get(name, 1000) for name in names},
         "lines": lines,
     }
     if options.save:

@@ -98,3 +98,30 @@ def test_tables_of_a_page_are_those_that_were_saved(page):
     if not tables["TABLE"].search(text):
         pytest.skip("a page without saved tables")
     assert tables["filled"](text) == text
+
+
+def variant(ratio, other, *, grokked=3):
+    """A result of one variant: epochs with the ratio and with another form."""
+    shared = {"task": "mnist_ce, no biases, start x8", "seeds": 3, "weight": 1.0}
+    none = {"form": "none", "grokked": 0, "mean_epoch": None, "test_accuracy": 0.5}
+    told = [("power 2", other, 3), ("ratio", ratio, grokked)]
+    forms = [{"form": f, "mean_epoch": e, "grokked": g} for f, e, g in told]
+    lines = [{**shared, **line} for line in (none, *forms)]
+    return {"epochs": {shared["task"]: 1000}, "lines": lines}
+
+
+@pytest.mark.parametrize(
+    ("result", "cell"),
+    [
+        (variant(ratio=40.0, other=90.0), "**40**"),
+        (variant(ratio=90.0, other=40.0), "90"),
+        (variant(ratio=40.2, other=40.4), "40"),
+        (variant(ratio=40.0, other=90.0, grokked=2), "40 (2)"),
+    ],
+    ids=["sooner", "later", "the same as printed", "not all seeds"],
+)
+def test_the_ratio_is_bold_where_all_its_seeds_are_sooner(result, cell):
+    tables = runpy.run_path(str(DOCS / "tables.py"))
+    row = tables["powers_variants"](result)[2].strip("| ").split(" | ")
+    assert row[:4] == ["cross-entropy", "no", "weights x8", "50 %"]
+    assert row[5:] == [cell]

@@ -1,6 +1,9 @@
 """Captured graphs: the same numbers as the plain run on the CPU, and no waiting."""
 
+import contextlib
+import gc
 import signal
+import types
 
 import pytest
 import torch
@@ -304,3 +307,60 @@ def test_between_evaluations_nothing_waits_for_the_device(method):
     torch.cuda.synchronize()
     assert stack.epoch == 43
     assert bool(stack.rows.isfinite().all())
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_collector_rests_during_a_capture_alone(monkeypatch, was_enabled, fails):
+    graph = types.SimpleNamespace(replay=lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda *a, **k: contextlib.nullcontext())
+    seen = []
+
+    def work():
+        seen.append(gc.isenabled())
+        if fails and len(seen) == 2:
+            raise RuntimeError("no capture")
+
+    replay = Replay(work, types.SimpleNamespace(synchronize=lambda: None))
+    gc.enable() if was_enabled else gc.disable()
+    try:
+        replay()
+        with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
+            replay()
+        assert seen == [was_enabled, False]
+        assert gc.isenabled() == was_enabled
+    finally:
+        gc.enable()
+
+
+def leave_a_graph_to_the_collector(stream):
+    count = torch.zeros((), device="cuda")
+    replay = Replay(lambda: count.add_(1), stream)
+    with torch.cuda.stream(stream):
+        replay()
+        replay()
+    replay.itself = replay
+
+
+@cuda
+def test_a_graph_that_is_garbage_does_not_spoil_a_capture():
+    stream, count = torch.cuda.Stream(), torch.zeros((), device="cuda")
+
+    def work():
+        gc.set_threshold(1)  # from here on nearly every new list calls the collector
+        made = [[] for _ in range(1000)]
+        return count.add_(len(made))
+
+    replay, before = Replay(work, stream), gc.get_threshold()
+    try:
+        with torch.cuda.stream(stream):
+            replay()
+            gc.collect()
+            gc.set_threshold(10**9)
+            leave_a_graph_to_the_collector(stream)
+            replay()
+    finally:
+        gc.set_threshold(*before)
+    stream.synchronize()
+    assert float(count) == 2000

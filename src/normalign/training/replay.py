@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,7 +49,7 @@ class Replay:
         if self._graph is None:
             self._stream.synchronize()
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, stream=self._stream):
+            with _no_collection(), torch.cuda.graph(self._graph, stream=self._stream):
                 self._result = self._function()
         self._graph.replay()
         return self._result
@@ -57,3 +59,20 @@ class Replay:
         self._warm = False
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: Any = None
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep Python's cyclic garbage where it is.
+
+    There may be a graph in it, and CUDA gives up a capture during which another graph
+    is destroyed. Torch before 2.9 collected garbage at the start of each capture; later
+    ones leave it to chance (pytorch#161037).
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
