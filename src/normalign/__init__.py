@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _FOLDERS = (
-    "data", "estimators", "geometry", "nn", "optim", "paper", "plots",
+    "data", "estimators", "geometry", "kernels", "nn", "optim", "paper", "plots",
     "regularizers", "theory", "training",
 )  # fmt: skip
 
@@ -62,6 +62,7 @@ __all__ = [
     "effective_rank",
     "estimators",
     "geometry",
+    "kernels",
     "local_affine",
     "local_geometry",
     "local_robustness",
@@ -102,6 +103,9 @@ if TYPE_CHECKING:  # what type checkers and editors see; keep in step with _HOME
     )
     from normalign import (
         geometry as geometry,
+    )
+    from normalign import (
+        kernels as kernels,
     )
     from normalign import (
         nn as nn,

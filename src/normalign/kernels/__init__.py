@@ -1,0 +1,39 @@
+"""Kernel machines that learn their metric: formulas, tiles, solvers, Algorithm 1."""
+
+from normalign.kernels.agop import agop
+from normalign.kernels.functions import (
+    KERNELS,
+    Gaussian,
+    Kernel,
+    Laplace,
+    ProductLaplace,
+    kernel_matrix,
+    median_distance,
+)
+from normalign.kernels.gradients import expansion, expansion_jacobian
+from normalign.kernels.memory import estimate_memory
+from normalign.kernels.metric import initial_metric, metric_root, normalised
+from normalign.kernels.recursion import Iteration, Machine, recursions
+from normalign.kernels.solve import Solved, Solver
+
+__all__ = [
+    "KERNELS",
+    "Gaussian",
+    "Iteration",
+    "Kernel",
+    "Laplace",
+    "Machine",
+    "ProductLaplace",
+    "Solved",
+    "Solver",
+    "agop",
+    "estimate_memory",
+    "expansion",
+    "expansion_jacobian",
+    "initial_metric",
+    "kernel_matrix",
+    "median_distance",
+    "metric_root",
+    "normalised",
+    "recursions",
+]

@@ -1,0 +1,199 @@
+r"""The average gradient outer product: how a machine learns its metric.
+
+.. math:: M \leftarrow \frac{1}{n} \sum_{i=1}^{n} (J_{x_i})^\top J_{x_i}
+
+the last line of Algorithm 1's loop. No ``(n, k, d)`` tensor is made. There are two
+ways to the same matrix, and shapes say which is cheaper:
+
+- *by gradients*: the Jacobians of some rows at a time, :math:`2 n^2 k (d + 1)`
+  operations;
+- *by pairs*: with slopes :math:`W` and :math:`P = a a^\top`, the sum over rows and
+  outputs is a weighted sum of outer products of *data*,
+
+  .. math:: \sum_{jj'} (P \circ W^\top W)_{jj'} \, x_j x_{j'}^\top
+            - \sum_{ij} (W a a^\top \circ W)_{ij} (x_i x_j^\top + x_j x_i^\top)
+            + \sum_i \|(W a)_i\|^2 x_i x_i^\top
+
+  which costs :math:`n^3` operations and an ``(n, n)`` table, however many outputs
+  there are. It is Proposition 3's proof, read as a program.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from normalign._checks import complaint, require
+from normalign.kernels.functions import Kernel, Radial, middle, require_points
+from normalign.kernels.gradients import outputs_at_once, pulled_back, raw_gradients
+from normalign.kernels.tiles import spans, tile_shape
+
+__all__ = ["agop", "cheaper_form"]
+
+Form = Literal["auto", "gradients", "pairs"]
+
+
+def agop(
+    x: Tensor,
+    centers: Tensor,
+    coef: Tensor,
+    kernel: Kernel,
+    *,
+    metric: Tensor | None = None,
+    weights: Tensor | None = None,
+    diagonal: bool = False,
+    form: Form = "auto",
+) -> Tensor:
+    r"""Return the average gradient outer product of a kernel expansion.
+
+    .. math:: \frac{1}{\sum_i \omega_i} \sum_i \omega_i (J_{x_i})^\top J_{x_i}
+
+    A center's own kernel contributes nothing at that center, and neither do exact
+    duplicates of it.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, d)
+        Where gradients are taken.
+    centers : Tensor of shape (m, d)
+    coef : Tensor of shape (m, k)
+    metric : Tensor of shape (d, d) or (d,), optional
+    weights : Tensor of shape (n,), optional
+        How often each row of ``x`` counts.
+    diagonal : bool, default=False
+        Only the diagonal is wanted.
+    form : {"auto", "gradients", "pairs"}
+        Which of the two sums of this module; "pairs" needs a radial kernel and
+        ``(n, m)`` entries of memory.
+
+    Returns
+    -------
+    Tensor of shape (d, d), or (d,) if ``diagonal``
+
+    Examples
+    --------
+    >>> from normalign.kernels import Gaussian
+    >>> x, center, two = torch.ones(1, 1), torch.zeros(1, 1), 2 * torch.ones(1, 1)
+    >>> agop(x, center, two, Gaussian(bandwidth=1.0))  # (2 exp(-1/2))^2
+    tensor([[1.4715]])
+    """
+    require_points("agop", x, centers, metric)
+    require(
+        form in ("auto", "gradients", "pairs"),
+        "agop",
+        "form",
+        '"auto", "gradients" or "pairs"',
+        repr(form),
+    )
+    if form == "auto":
+        form = cheaper_form(len(x), len(centers), coef.shape[1], x.shape[1], kernel)
+    shift = middle(centers)
+    x, centers = x - shift, centers - shift
+    if form == "pairs":
+        if not isinstance(kernel, Radial):
+            raise ValueError(
+                complaint("agop", "form", '"gradients" for this kernel', repr(form))
+            )
+        total = _by_pairs(x, centers, coef, kernel, metric, weights)
+    else:
+        total = _by_gradients(x, centers, coef, kernel, metric, weights, diagonal)
+    mass = len(x) if weights is None else weights.sum()
+    return _both_sides(total, kernel, metric, diagonal) / mass
+
+
+def cheaper_form(n: int, m: int, k: int, d: int, kernel: Kernel) -> Form:
+    """Which of the two sums takes fewer operations."""
+    by_gradients = 2 * n * m * k * (d + 1)
+    by_pairs = n * m * m + 4 * n * m * (k + d)
+    fits = isinstance(kernel, Radial)
+    return "pairs" if fits and by_pairs < by_gradients else "gradients"
+
+
+def _both_sides(
+    total: Tensor, kernel: Kernel, metric: Tensor | None, diagonal: bool
+) -> Tensor:
+    """The shared factor of all gradients, applied from the left and the right."""
+    if total.ndim == 1:  # a diagonal metric scales each coordinate on its own
+        return pulled_back(pulled_back(total[None], kernel, metric), kernel, metric)[0]
+    half = pulled_back(total, kernel, metric)
+    whole = pulled_back(half.T.contiguous(), kernel, metric)
+    whole = (whole + whole.T) / 2
+    return whole.diagonal().clone() if diagonal else whole
+
+
+def _by_gradients(
+    x: Tensor,
+    centers: Tensor,
+    coef: Tensor,
+    kernel: Kernel,
+    metric: Tensor | None,
+    weights: Tensor | None,
+    diagonal: bool,
+) -> Tensor:
+    d = x.shape[1]
+    # A full metric mixes coordinates, so its diagonal needs the whole sum.
+    squares_only = diagonal and (metric is None or metric.ndim == 1)
+    total = x.new_zeros(d) if squares_only else x.new_zeros(d, d)
+    scale = None if weights is None else weights.sqrt()
+    for outputs in spans(coef.shape[1], outputs_at_once(len(centers), d)):
+        for rows, part in raw_gradients(
+            x, centers, coef[:, outputs], kernel, metric=metric
+        ):
+            flat = part if scale is None else part * scale[rows, None, None]
+            flat = flat.reshape(-1, d)
+            if squares_only:
+                total += flat.square().sum(0)
+            else:
+                total.addmm_(flat.T, flat)
+    return total
+
+
+def _by_pairs(
+    x: Tensor,
+    centers: Tensor,
+    coef: Tensor,
+    kernel: Radial,
+    metric: Tensor | None,
+    weights: Tensor | None,
+) -> Tensor:
+    slopes = _slope_matrix(x, centers, kernel, metric)
+    if weights is not None:
+        slopes.mul_(weights.sqrt()[:, None])
+    sums = slopes @ coef
+    total = (x * sums.square().sum(1, keepdim=True)).T @ x
+    height, _ = tile_shape(x.device)
+    cross = torch.zeros_like(total)
+    for rows in spans(len(x), height):
+        table = (sums[rows] @ coef.T).mul_(slopes[rows])
+        cross += x[rows].T @ (table @ centers)
+    total -= cross + cross.T
+    for rows in spans(len(centers), height):
+        # Only the block row up to the diagonal: the rest is its transpose.
+        before, upto = slice(0, rows.start), slice(0, rows.stop)
+        table = slopes[:, rows].T @ slopes[:, upto]
+        table.mul_(coef[rows] @ coef[upto].T)
+        own = centers[rows].T @ (table[:, rows] @ centers[rows])
+        mixed = centers[rows].T @ (table[:, before] @ centers[before])
+        total += own + mixed + mixed.T
+    return total
+
+
+def _slope_matrix(
+    x: Tensor, centers: Tensor, kernel: Radial, metric: Tensor | None
+) -> Tensor:
+    left, right = kernel.left(x, metric), kernel.right(centers, metric)
+    height, width = tile_shape(x.device)
+    size = min(height, len(x)) * min(width, len(centers))
+    buffer, scratch = x.new_empty(size), x.new_empty(size)
+    slopes = x.new_empty(len(x), len(centers))
+    for rows in spans(len(x), height):
+        for columns in spans(len(centers), width):
+            part, other = left[rows], right[columns]
+            shape = len(part), len(other)
+            tile, spare = (
+                b[: shape[0] * shape[1]].view(shape) for b in (buffer, scratch)
+            )
+            slopes[rows, columns] = kernel.slopes_(part, other, tile, spare)
+    return slopes

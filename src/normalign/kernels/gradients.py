@@ -1,0 +1,197 @@
+r"""Outputs and Jacobians of a kernel expansion, in closed form, tile by tile.
+
+.. math:: f(x) = \sum_j a_j \, \phi_M(x, x_j), \qquad a_j \in \mathbb{R}^k
+
+For a radial kernel with slope :math:`w = -2 \kappa'(u)`
+
+.. math:: J_x = \sum_j w_j \, a_j (x_j - x)^\top M / \ell^2
+
+so one product of a tile of slopes with the table ``a_j (x_j, 1)^T`` gives the Jacobian
+at many points; autograd through the kernel is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from normalign._checks import complaint
+from normalign.kernels.functions import Kernel, ProductLaplace, Radial, middle
+from normalign.kernels.metric import metric_root, through_metric
+from normalign.kernels.tiles import spans, tile_shape
+
+__all__ = ["expansion", "expansion_jacobian", "pulled_back", "raw_gradients"]
+
+_COLUMNS = 1 << 24  # entries of a table of outer products a_j (x_j, 1)^T held at once
+
+
+def expansion(
+    x: Tensor,
+    centers: Tensor,
+    coef: Tensor,
+    kernel: Kernel,
+    *,
+    metric: Tensor | None = None,
+) -> Tensor:
+    r"""Return :math:`f(x) = \sum_j a_j \phi_M(x, x_j)` for every row.
+
+    The kernel matrix is never held: one tile at a time is filled and multiplied.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, d)
+    centers : Tensor of shape (m, d)
+    coef : Tensor of shape (m, k)
+
+    Returns
+    -------
+    Tensor of shape (n, k)
+    """
+    shift = middle(centers)
+    left = kernel.left(x - shift, metric)
+    right = kernel.right(centers - shift, metric)
+    return expansion_of_sides(left, right, coef, kernel)
+
+
+def expansion_of_sides(
+    left: Tensor, right: Tensor, coef: Tensor, kernel: Kernel
+) -> Tensor:
+    """The same from sides already made, for callers that ask again and again."""
+    height, width = tile_shape(left.device)
+    buffer = left.new_empty(min(height, len(left)) * min(width, len(right)))
+    out = left.new_zeros(len(left), coef.shape[1])
+    for rows in spans(len(left), height):
+        part = left[rows]
+        for columns in spans(len(right), width):
+            other = right[columns]
+            tile = buffer[: len(part) * len(other)].view(len(part), len(other))
+            kernel.values_(part, other, tile)
+            out[rows].addmm_(tile, coef[columns])
+    return out
+
+
+def expansion_jacobian(
+    x: Tensor,
+    centers: Tensor,
+    coef: Tensor,
+    kernel: Kernel,
+    *,
+    metric: Tensor | None = None,
+) -> Tensor:
+    r"""Return the Jacobian of the expansion at every row, in closed form.
+
+    At a center the kernel of that center itself contributes nothing (where it has a
+    kink that is a convention, and the one of Algorithm 1's released code).
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, d)
+    centers : Tensor of shape (m, d)
+    coef : Tensor of shape (m, k)
+
+    Returns
+    -------
+    Tensor of shape (n, k, d)
+
+    Examples
+    --------
+    >>> from normalign.kernels import Gaussian
+    >>> x, center, one = torch.ones(1, 1), torch.zeros(1, 1), torch.ones(1, 1)
+    >>> expansion_jacobian(x, center, one, Gaussian(bandwidth=1.0))
+    tensor([[[-0.6065]]])
+    """
+    shift = middle(centers)
+    x, centers = x - shift, centers - shift
+    k, d = coef.shape[1], x.shape[1]
+    jacobian = x.new_empty(len(x), k, d)
+    for outputs in spans(k, outputs_at_once(len(centers), d)):
+        for rows, part in raw_gradients(
+            x, centers, coef[:, outputs], kernel, metric=metric
+        ):
+            jacobian[rows, outputs] = part
+    return pulled_back(jacobian, kernel, metric)
+
+
+def outputs_at_once(n_centers: int, d: int) -> int:
+    """How many outputs share a pass, so that their table stays small."""
+    return max(_COLUMNS // max(n_centers * (d + 1), 1), 1)
+
+
+def pulled_back(gradients: Tensor, kernel: Kernel, metric: Tensor | None) -> Tensor:
+    """Raw gradients times what every one of them shares: the metric, the bandwidth."""
+    if isinstance(kernel, ProductLaplace):
+        root = None if metric is None else metric_root(metric)
+        return through_metric(gradients, root) / kernel.bandwidth
+    return through_metric(gradients, metric) / kernel.bandwidth**2
+
+
+def raw_gradients(
+    x: Tensor,
+    centers: Tensor,
+    coef: Tensor,
+    kernel: Kernel,
+    *,
+    metric: Tensor | None,
+) -> Iterator[tuple[slice, Tensor]]:
+    """Yield ``(rows, gradients)``: the Jacobians before :func:`pulled_back`.
+
+    ``gradients`` has shape ``(rows, k, d)`` and is overwritten by the next one. Both
+    tables should be centred: the differences ``x_j - x`` come out of a cancellation.
+    """
+    if isinstance(kernel, Radial):
+        yield from _radial_gradients(x, centers, coef, kernel, metric)
+    elif isinstance(kernel, ProductLaplace):
+        yield from _product_gradients(x, centers, coef, kernel, metric)
+    else:
+        raise TypeError(
+            complaint("raw_gradients", "kernel", "Radial or ProductLaplace", kernel)
+        )
+
+
+def _radial_gradients(
+    x: Tensor, centers: Tensor, coef: Tensor, kernel: Radial, metric: Tensor | None
+) -> Iterator[tuple[slice, Tensor]]:
+    k, d = coef.shape[1], x.shape[1]
+    left, right = kernel.left(x, metric), kernel.right(centers, metric)
+    height, width = tile_shape(x.device)
+    size = min(height, len(x)) * min(width, len(centers))
+    buffer, scratch = x.new_empty(size), x.new_empty(size)
+    table = torch.cat([centers, torch.ones_like(centers[:, :1])], 1)
+    table = (coef[:, :, None] * table[:, None, :]).view(len(centers), k * (d + 1))
+    sums = x.new_empty(min(height, len(x)), k * (d + 1))
+    for rows in spans(len(x), height):
+        part = left[rows]
+        total = sums[: len(part)].zero_()
+        for columns in spans(len(right), width):
+            other = right[columns]
+            shape = len(part), len(other)
+            tile, spare = (
+                b[: shape[0] * shape[1]].view(shape) for b in (buffer, scratch)
+            )
+            total.addmm_(kernel.slopes_(part, other, tile, spare), table[columns])
+        moments = total.view(len(part), k, d + 1)
+        yield rows, moments[..., :d] - moments[..., d:] * x[rows, None, :]
+
+
+def _product_gradients(
+    x: Tensor,
+    centers: Tensor,
+    coef: Tensor,
+    kernel: ProductLaplace,
+    metric: Tensor | None,
+) -> Iterator[tuple[slice, Tensor]]:
+    """One coordinate at a time: the sign of its difference times the kernel."""
+    left, right = kernel.left(x, metric), kernel.right(centers, metric)
+    height, width = tile_shape(x.device)
+    for rows in spans(len(x), height):
+        part = left[rows]
+        total = x.new_zeros(x.shape[1], len(part), coef.shape[1])
+        for columns in spans(len(right), width):
+            other = right[columns]
+            tile = kernel.values_(part, other, x.new_empty(len(part), len(other)))
+            for axis in range(x.shape[1]):
+                towards = torch.sign(other[None, :, axis] - part[:, axis, None])
+                total[axis].addmm_(tile * towards, coef[columns])
+        yield rows, total.permute(1, 2, 0)

@@ -1,0 +1,98 @@
+"""How many bytes a fit takes, told before anything is allocated."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from normalign._checks import require
+from normalign.kernels.tiles import tile_shape
+from normalign.kernels.triangle import triangle_bytes
+
+__all__ = ["available_bytes", "direct_bytes", "estimate_memory", "iterative_bytes"]
+
+_SHARE = 0.8  # of what is free; the rest is for whoever else runs here
+
+
+def available_bytes(device: torch.device) -> int:
+    """Bytes that may be used now: most of what the machine or the device has free."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
+            device
+        )
+        return int(_SHARE * (free + cached))
+    return int(_SHARE * _free_memory())
+
+
+def _free_memory() -> int:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # not Linux: half of the memory stands in for what is free
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return 8 << 30
+
+
+def direct_bytes(n: int, *, dtype: torch.dtype, device: torch.device) -> int:
+    """Bytes of a direct solve: the triangle, and the tiles that fill it."""
+    height, width = tile_shape(device)
+    tile = min(n, height) * min(n, width) * dtype.itemsize
+    return triangle_bytes(n, dtype, device) + 2 * tile
+
+
+def iterative_bytes(n: int, k: int, rank: int, *, dtype: torch.dtype) -> int:
+    """Bytes of conjugate gradients: the preconditioner's table and five vectors."""
+    return n * rank * dtype.itemsize + 2 * rank * rank * 8 + 6 * n * k * dtype.itemsize
+
+
+def estimate_memory(
+    n: int,
+    d: int,
+    k: int,
+    *,
+    solver: str = "cholesky",
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    rank: int = 1000,
+) -> int:
+    """Return the bytes that a fit will need above its data, at its peak.
+
+    The solver's memory, two copies of the data (centred, and as a side of the
+    kernel's tiles) and the table with which gradients are summed. A fall-back to
+    float64, taken only where float32 fails, doubles the solver's part.
+
+    Parameters
+    ----------
+    n, d, k : int
+        Rows, columns and outputs.
+    solver : {"cholesky", "cg"}
+    rank : int
+        Points of the preconditioner of "cg".
+
+    Examples
+    --------
+    >>> round(estimate_memory(16000, 20, 2) / 1e6)  # MB: half of a square in float32
+    539
+    """
+    require(
+        solver in ("cholesky", "cg"),
+        "estimate_memory",
+        "solver",
+        '"cholesky" or "cg"',
+        repr(solver),
+    )
+    require(min(n, d, k) > 0, "estimate_memory", "n, d, k", "positive", (n, d, k))
+    device = torch.device(device)
+    data = 3 * n * (d + 2) * dtype.itemsize
+    table = min(n * k * (d + 1), 1 << 24) * dtype.itemsize
+    if solver == "cg":
+        main = iterative_bytes(n, k, min(rank, n), dtype=dtype)
+    else:
+        main = direct_bytes(n, dtype=dtype, device=device)
+    return main + data + table

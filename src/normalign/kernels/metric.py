@@ -1,0 +1,126 @@
+r"""Metrics: the feature matrix of a machine, full or diagonal, and where it starts.
+
+A full metric is a symmetric positive semidefinite ``(d, d)`` tensor; a diagonal one
+is the ``(d,)`` tensor of its diagonal. Every metric has trace ``d``, so bandwidths
+mean the same at every iteration.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from normalign._checks import require
+
+__all__ = [
+    "initial_metric",
+    "metric_diagonal",
+    "metric_root",
+    "normalised",
+    "through_metric",
+]
+
+
+def through_metric(x: Tensor, metric: Tensor | None) -> Tensor:
+    """Rows of a table times the metric."""
+    if metric is None:
+        return x
+    return x * metric if metric.ndim == 1 else x @ metric
+
+
+def metric_diagonal(metric: Tensor) -> Tensor:
+    """The diagonal of a metric, whichever way it is stored."""
+    return metric if metric.ndim == 1 else metric.diagonal()
+
+
+def metric_root(metric: Tensor) -> Tensor:
+    """The symmetric root, by a float64 eigendecomposition; negative noise is zero.
+
+    Examples
+    --------
+    >>> metric_root(torch.tensor([4.0, 9.0]))
+    tensor([2., 3.])
+    """
+    if metric.ndim == 1:
+        return metric.clamp(min=0).sqrt()
+    spectrum, axes = torch.linalg.eigh(metric.double())
+    root = (axes * spectrum.clamp(min=0).sqrt()) @ axes.T
+    return root.to(metric.dtype)
+
+
+def normalised(metric: Tensor) -> Tensor:
+    """Return the metric scaled to trace ``d``; one without a trace stays as it is.
+
+    Examples
+    --------
+    >>> normalised(torch.tensor([1.0, 3.0]))
+    tensor([0.5000, 1.5000])
+    """
+    trace = metric_diagonal(metric).sum()
+    usable = (trace > 0) & torch.isfinite(trace)
+    return metric * torch.where(
+        usable, metric.shape[-1] / trace, torch.ones_like(trace)
+    )
+
+
+def initial_metric(
+    x: Tensor,
+    *,
+    identity_weight: float,
+    weights: Tensor | None = None,
+    diagonal: bool = False,
+) -> Tensor:
+    r"""Return the metric with which a Recursive Feature Alignment Machine starts.
+
+    .. math:: M_{\mathrm{init}} = (1 - a) \, \mathrm{Cov}(X) + a I
+
+    (the section on RFAMs; :math:`a` is the paper's alpha), then scaled to trace
+    ``d``. With :math:`a = 1` it is the identity, and the machine an RFM. By
+    Proposition 3 (the feature matrix stays a combination of outer products of the
+    data) a machine that starts in the span of the data stays there.
+
+    Where the covariance is zero (one row, constant columns) the identity is returned.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, d)
+    identity_weight : float in [0, 1]
+    weights : Tensor of shape (n,), optional
+        Rows count that many times.
+    diagonal : bool, default=False
+        Keep the variances only.
+
+    Returns
+    -------
+    Tensor of shape (d, d), or (d,) if ``diagonal``
+
+    Examples
+    --------
+    >>> x = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    >>> initial_metric(x, identity_weight=0.0)
+    tensor([[2., 0.],
+            [0., 0.]])
+    """
+    require(
+        0 <= identity_weight <= 1,
+        "initial_metric",
+        "identity_weight",
+        "in [0, 1]",
+        identity_weight,
+    )
+    width = x.shape[1]
+    identity = x.new_ones(width) if diagonal else torch.eye(width).to(x)
+    if identity_weight == 1:
+        return identity
+    mass = x.new_ones(len(x)) if weights is None else weights
+    centred = x - (mass @ x) / mass.sum()
+    # The n - 1 of facts and textbooks: a sum of weights, if weights are repetitions.
+    share = mass / (mass.sum() - 1).clamp(min=torch.finfo(x.dtype).tiny)
+    if diagonal:
+        covariance = share @ centred.square()
+    else:
+        covariance = (centred * share[:, None]).T @ centred
+    blend = (1 - identity_weight) * covariance + identity_weight * identity
+    trace = metric_diagonal(covariance).sum()
+    degenerate = ~((trace > 0) & torch.isfinite(trace))
+    return torch.where(degenerate, identity, normalised(blend))

@@ -1,0 +1,255 @@
+r"""Algorithm 1: Recursive Feature Machines, and what a machine is.
+
+::
+
+    M <- M_init
+    for t = 0, ..., T:
+        K <- phi_M(x_i, x_j);   a <- (K + ridge I)^{-1} y
+        M <- 1/n sum_i J_{x_i}^T J_{x_i},   scaled to trace d
+
+:func:`recursions` yields the machine of every iteration; who consumes it scores,
+keeps the best, stops. The metric for the next machine is learned only when that
+machine is asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from normalign._checks import require
+from normalign.kernels.agop import agop
+from normalign.kernels.functions import Kernel, median_distance, middle
+from normalign.kernels.gradients import expansion, expansion_jacobian
+from normalign.kernels.metric import metric_diagonal, normalised
+from normalign.kernels.solve import (
+    DirectSolution,
+    Solution,
+    Solved,
+    Solver,
+    System,
+    solve,
+)
+
+__all__ = ["Iteration", "Machine", "recursions"]
+
+AGOP_SAMPLES = 20_000
+
+
+@dataclass(frozen=True)
+class Machine:
+    r"""A kernel expansion in a metric: what Algorithm 1 leaves behind.
+
+    .. math:: f(x) = b + \sum_j a_j \, \phi_M(x, x_j)
+
+    Parameters
+    ----------
+    centers : Tensor of shape (m, d)
+    coef : Tensor of shape (m, k)
+    metric : Tensor of shape (d, d) or (d,)
+    kernel : Kernel
+    intercept : Tensor of shape (k,)
+    """
+
+    centers: Tensor
+    coef: Tensor
+    metric: Tensor
+    kernel: Kernel
+    intercept: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Outputs at every row, ``(n, k)``."""
+        return self.intercept + expansion(
+            x, self.centers, self.coef, self.kernel, metric=self.metric
+        )
+
+    def jacobian(self, x: Tensor) -> Tensor:
+        """Jacobians at every row, ``(n, k, d)``, in closed form."""
+        return expansion_jacobian(
+            x, self.centers, self.coef, self.kernel, metric=self.metric
+        )
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Machine:
+        """The same machine elsewhere, or in another precision."""
+        moved = {
+            name: getattr(self, name).to(device=device, dtype=dtype)
+            for name in ("centers", "coef", "metric", "intercept")
+        }
+        return replace(self, **moved)
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One pass of Algorithm 1: the machine, and how it was solved.
+
+    ``left_out`` works until the next iteration is asked for, which overwrites the
+    factor that it needs.
+    """
+
+    index: int
+    machine: Machine
+    solved: Solved
+    seconds: float
+    _system: System
+    _solution: Solution
+    _weights: Tensor
+    _targets: Tensor
+
+    def left_out(self, rows: Tensor) -> Tensor:
+        r"""Outputs at training rows of machines fitted without them, ``(rows, k)``.
+
+        .. math:: f_{-i}(x_i) = y_i - \frac{y_i - f(x_i)}{1 - h_i}, \qquad
+                  h_i = \frac{1}{w_i}
+                        \Bigl(1 - \frac{\rho}{w_i} (A^{-1})_{ii}\Bigr)
+
+        In closed form, with :math:`A = K + \rho \, \mathrm{diag}(1/w)` and the metric
+        held fixed. One unit of weight is left out, so that a row of weight two counts
+        as its two copies would; rows of weight below one are left out whole.
+        """
+        machine, system = self.machine, self._system
+        ridges, coef = system.ridges[rows], machine.coef[rows]
+        residual = ridges[:, None] * coef
+        inverse = self._solution.inverse_diagonal(rows)
+        weights = self._weights[rows].clamp(min=1)
+        leverage = (1 - ridges * inverse).clamp(0, 1) / weights
+        # Where a row is alone with its value, leverage is one up to rounding.
+        room = (1 - leverage).clamp(min=torch.finfo(residual.dtype).eps ** 0.5)
+        return self._targets[rows] - residual / room[:, None]
+
+
+def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
+    x: Tensor,
+    y: Tensor,
+    *,
+    kernel: Kernel,
+    ridge: float,
+    metric: Tensor,
+    n_iter: int,
+    weights: Tensor | None = None,
+    center: bool = False,
+    bandwidth_rule: Literal["fixed", "median"] = "fixed",
+    solver: Solver | None = None,
+    agop_samples: int = AGOP_SAMPLES,
+    generator: torch.Generator | None = None,
+) -> Iterator[Iteration]:
+    """Yield the machines of Algorithm 1, from the initial metric on.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, d)
+    y : Tensor of shape (n, k)
+        Targets; classes as one-hot rows.
+    kernel : Kernel
+    ridge : float
+        Added to the kernel's diagonal; over its weight, where rows have weights.
+    metric : Tensor of shape (d, d) or (d,)
+        Where the recursion starts, see :func:`~normalign.kernels.initial_metric`. A
+        diagonal one stays diagonal.
+    n_iter : int
+        Updates of the metric: one machine more is yielded.
+    weights : Tensor of shape (n,), optional
+        Positive; a row of weight two is the row twice.
+    center : bool, default=False
+        Fit to deviations from the mean target, which becomes the intercept.
+    bandwidth_rule : {"fixed", "median"}
+        "median" multiplies the kernel's bandwidth by the median distance of two rows
+        in the metric of each iteration.
+    solver : Solver, optional
+    agop_samples : int
+        Above that many rows, gradients are averaged over a random sample of them,
+        drawn without replacement for each update.
+    generator : torch.Generator, optional
+        For the two samples, on the CPU.
+
+    Yields
+    ------
+    Iteration
+
+    Examples
+    --------
+    >>> from normalign.kernels import Laplace
+    >>> x = torch.tensor([[0.0, 1.0], [1.0, 5.0], [2.0, 3.0]])
+    >>> settings = {"kernel": Laplace(), "ridge": 1e-3, "metric": torch.eye(2)}
+    >>> *_, last = recursions(x, x[:, :1], n_iter=2, **settings)
+    >>> bool(last.machine.metric[0, 0] > last.machine.metric[1, 1])  # column 0 matters
+    True
+    """
+    _require_problem(x, y, ridge, n_iter, weights)
+    started = time.perf_counter()
+    solver = solver or Solver()
+    points = x - middle(x)
+    mass = x.new_ones(len(x)) if weights is None else weights
+    ridges = ridge / mass
+    intercept = (mass @ y) / mass.sum() if center else torch.zeros_like(y[0])
+    targets = y - intercept
+    spare = None
+    for index in range(n_iter + 1):
+        at_hand = kernel
+        if bandwidth_rule == "median":
+            at_hand = kernel.rescaled(
+                median_distance(
+                    points, kernel, metric=metric, weights=weights, generator=generator
+                )
+            )
+        system = System(points, at_hand, metric, ridges)
+        solution = solve(system, targets, solver, spare=spare)
+        machine = Machine(x, solution.coef, metric, at_hand, intercept)
+        yield Iteration(
+            index, machine, solution.solved, time.perf_counter() - started, system,
+            solution, mass, y,
+        )  # fmt: skip
+        if isinstance(solution, DirectSolution):
+            # Its memory serves the next iteration, unless float64 had to be used.
+            usable = solution.solved.dtype == x.dtype
+            spare = solution.triangle if usable else None
+        if index < n_iter:
+            metric = _updated(machine, points, weights, agop_samples, generator)
+
+
+def _updated(
+    machine: Machine,
+    points: Tensor,
+    weights: Tensor | None,
+    agop_samples: int,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """The next metric; the present one where all gradients vanish."""
+    rows, share = points, weights
+    if len(points) > agop_samples:
+        chosen = torch.randperm(len(points), generator=generator)[:agop_samples]
+        chosen = chosen.to(points.device)
+        rows = points[chosen]
+        share = None if weights is None else weights[chosen]
+    update = agop(
+        rows, points, machine.coef, machine.kernel, metric=machine.metric,
+        weights=share, diagonal=machine.metric.ndim == 1,
+    )  # fmt: skip
+    trace = metric_diagonal(update).sum()
+    usable = (trace > 0) & torch.isfinite(trace)
+    return torch.where(usable, normalised(update), machine.metric)
+
+
+def _require_problem(
+    x: Tensor, y: Tensor, ridge: float, n_iter: int, weights: Tensor | None
+) -> None:
+    callee = "recursions"
+    require(x.ndim == 2 and len(x) > 0, callee, "x", "of shape (n, d), n > 0", x)
+    require(y.ndim == 2 and len(y) == len(x), callee, "y", f"of shape ({len(x)}, k)", y)
+    require(y.dtype == x.dtype, callee, "y", f"of the dtype of x, {x.dtype}", y)
+    require(ridge > 0, callee, "ridge", "positive", ridge)
+    require(n_iter >= 0, callee, "n_iter", "0 or more", n_iter)
+    require(
+        weights is None or (weights.shape == (len(x),) and bool((weights > 0).all())),
+        callee,
+        "weights",
+        f"positive, of shape ({len(x)},)",
+        weights,
+        "Leave out rows of weight zero.",
+    )

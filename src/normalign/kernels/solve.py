@@ -1,0 +1,250 @@
+r"""Ridge regression in a kernel: the linear system behind every machine.
+
+.. math:: (K + \rho \, \mathrm{diag}(1 / w)) \, a = y
+
+Algorithm 1 of the paper prints ``alpha = K y``; the inverse is meant. Sample weights
+enter where they do in weighted least squares, so that a row of weight two is the same
+as the row twice.
+
+:func:`solve` picks how. *Directly*, by a Cholesky factor in place of one triangle: in
+the dtype of the data first; if float32 leaves the matrix indefinite, or so nearly that
+digits are lost, again in float64; if that fails too, with a jitter on the diagonal,
+which is reported and warned about. *Iteratively*, where the triangle does not fit the
+memory that is allowed (:mod:`normalign.kernels.iterative`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from normalign._checks import complaint, require
+from normalign.kernels.functions import Kernel
+from normalign.kernels.memory import available_bytes, direct_bytes
+from normalign.kernels.tiles import spans, tile_shape
+from normalign.kernels.triangle import Triangle
+
+__all__ = ["DirectSolution", "Solution", "Solved", "Solver", "System", "solve"]
+
+_LOST_DIGITS = 32  # a pivot of that many rounding errors has no digit left to trust
+
+
+@dataclass(frozen=True)
+class Solver:
+    """How linear systems are to be solved.
+
+    Parameters
+    ----------
+    name : {"auto", "cholesky", "cg"}
+        "auto" takes the direct solver where its triangle fits, conjugate gradients
+        elsewhere.
+    memory_limit : int, optional
+        Bytes that may be allocated above the data; by default what is free now.
+    tolerance : float
+        Relative residual at which conjugate gradients stop.
+    max_steps : int
+        Steps after which they stop in any case, with a warning.
+    rank : int, optional
+        Points of the Nyström preconditioner; by default as memory allows, at most
+        2000.
+    """
+
+    name: Literal["auto", "cholesky", "cg"] = "auto"
+    memory_limit: int | None = None
+    tolerance: float = 1e-4
+    max_steps: int = 500
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            self.name in ("auto", "cholesky", "cg"),
+            "Solver",
+            "name",
+            '"auto", "cholesky" or "cg"',
+            repr(self.name),
+        )
+        require(
+            self.memory_limit is None or self.memory_limit > 0,
+            "Solver",
+            "memory_limit",
+            "a positive number of bytes, or None",
+            self.memory_limit,
+        )
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What a solver did: read it, log it, put it into a table.
+
+    ``jitter`` is what had to be added to the diagonal (0.0 almost always), ``steps``
+    and ``residual`` (relative, the worst output) belong to conjugate gradients.
+    """
+
+    solver: str
+    dtype: torch.dtype
+    jitter: float = 0.0
+    steps: int = 0
+    residual: float | None = None
+    converged: bool = True
+
+
+@dataclass(frozen=True)
+class System:
+    """The matrix of a machine: centred points, a kernel, a metric, a ridge per row."""
+
+    points: Tensor
+    kernel: Kernel
+    metric: Tensor | None
+    ridges: Tensor
+
+    def to(self, dtype: torch.dtype) -> System:
+        """The same system in another precision."""
+        metric = None if self.metric is None else self.metric.to(dtype)
+        return System(self.points.to(dtype), self.kernel, metric, self.ridges.to(dtype))
+
+    def sides(self) -> tuple[Tensor, Tensor]:
+        """Both sides of the kernel's tiles."""
+        return (
+            self.kernel.left(self.points, self.metric),
+            self.kernel.right(self.points, self.metric),
+        )
+
+
+class Solution(Protocol):
+    """Coefficients, and what else the solver can say while its factor is alive."""
+
+    coef: Tensor
+    solved: Solved
+
+    def inverse_diagonal(self, rows: Tensor) -> Tensor:
+        """Entries of the diagonal of the inverse."""
+        ...
+
+
+def solve(
+    system: System, y: Tensor, solver: Solver, *, spare: Triangle | None = None
+) -> Solution:
+    """Solve a machine's system for all its outputs.
+
+    Parameters
+    ----------
+    system : System
+    y : Tensor of shape (n, k)
+    solver : Solver
+    spare : Triangle, optional
+        Memory of an earlier solve, to be overwritten.
+
+    Raises
+    ------
+    ValueError
+        If "cholesky" was asked for and its triangle does not fit the memory limit.
+    """
+    n, dtype, device = len(system.points), system.points.dtype, system.points.device
+    held = 0 if spare is None else direct_bytes(n, dtype=dtype, device=device)
+    limit = solver.memory_limit or available_bytes(device) + held
+    needed = direct_bytes(n, dtype=dtype, device=device)
+    if solver.name == "cg" or (solver.name == "auto" and needed > limit):
+        from normalign.kernels.iterative import solve_iteratively
+
+        return solve_iteratively(system, y, solver, limit=limit)
+    if needed > limit:
+        raise ValueError(
+            complaint(
+                "solve",
+                "memory_limit",
+                f"at least {needed / 1e6:.0f} MB for a Cholesky factor of {n} rows",
+                f"{limit / 1e6:.0f} MB",
+                'Set max_leaf_size to fit the rows in parts, or solver="cg" to keep '
+                "no matrix, or raise memory_limit.",
+            )
+        )
+    return _solve_directly(system, y, limit=limit, spare=spare)
+
+
+class DirectSolution:
+    """A solution that keeps its factor until the next solve overwrites it."""
+
+    def __init__(self, coef: Tensor, solved: Solved, triangle: Triangle) -> None:
+        self.coef = coef
+        self.solved = solved
+        self.triangle = triangle
+
+    def inverse_diagonal(self, rows: Tensor) -> Tensor:
+        """Entries of the diagonal of the inverse: columns of ``L^{-1}``, squared."""
+        unit = self.triangle.panels[0].new_zeros(len(self.triangle), len(rows))
+        unit[rows, torch.arange(len(rows), device=rows.device)] = 1
+        return self.triangle.half_solve_(unit).square_().sum(0).to(self.coef.dtype)
+
+
+def _solve_directly(
+    system: System, y: Tensor, *, limit: int, spare: Triangle | None
+) -> DirectSolution:
+    n, dtype, device = len(system.points), system.points.dtype, system.points.device
+    triangle = spare or Triangle(n, dtype=dtype, device=device)
+    if _factorise(system, triangle):
+        return _finished(triangle, y, Solved("cholesky", dtype))
+    doubled = direct_bytes(n, dtype=torch.float64, device=device)
+    if dtype != torch.float64 and doubled <= limit:
+        del triangle, spare
+        system = system.to(torch.float64)
+        triangle = Triangle(n, dtype=torch.float64, device=device)
+        if _factorise(system, triangle):
+            return _finished(triangle, y, Solved("cholesky", torch.float64))
+    return _with_jitter(system, triangle, y)
+
+
+def _with_jitter(system: System, triangle: Triangle, y: Tensor) -> DirectSolution:
+    dtype = system.points.dtype
+    jitter = 10 * torch.finfo(dtype).eps * len(system.points) ** 0.5
+    while not _factorise(system, triangle, jitter=jitter):
+        jitter *= 10
+        if not jitter < 1:
+            raise ValueError(
+                complaint(
+                    "solve",
+                    "x",
+                    "finite, with distances that the dtype can tell apart",
+                    f"a kernel matrix that stays indefinite with {jitter:g} added",
+                    "Scale the columns, or raise ridge.",
+                )
+            )
+    warnings.warn(
+        f"solve: K + ridge is not positive definite in {str(dtype)[6:]}; added "
+        f"{jitter:.1e} to its diagonal. Raise ridge, or remove near-duplicate rows.",
+        UserWarning,
+        stacklevel=2,
+    )
+    return _finished(triangle, y, Solved("cholesky", dtype, jitter=jitter))
+
+
+def _finished(triangle: Triangle, y: Tensor, solved: Solved) -> DirectSolution:
+    right = y.to(solved.dtype, copy=True)
+    coef = triangle.solve_(right).to(y.dtype)
+    return DirectSolution(coef, solved, triangle)
+
+
+def _factorise(system: System, triangle: Triangle, *, jitter: float = 0.0) -> bool:
+    fill_(triangle, system)
+    triangle.add_diagonal_(system.ridges + jitter)
+    if not triangle.factorise_():
+        return False
+    pivots = triangle.diagonal().square_()
+    floor = _LOST_DIGITS * torch.finfo(pivots.dtype).eps
+    return bool(torch.isfinite(pivots).all()) and bool(
+        # In double precision there is nowhere better to go.
+        (pivots.min() > floor) | (pivots.dtype == torch.float64) | (jitter > 0)
+    )
+
+
+def fill_(triangle: Triangle, system: System) -> None:
+    """Write a system's kernel matrix into a triangle, tile by tile."""
+    left, right = system.sides()
+    height, _ = tile_shape(left.device)
+    for start, panel in zip(triangle.edges, triangle.panels, strict=False):
+        other = right[start : start + panel.shape[1]]
+        for rows in spans(len(panel), height):
+            system.kernel.values_(left[start:][rows], other, panel[rows])

@@ -1,0 +1,175 @@
+r"""One triangle of a symmetric matrix, and its Cholesky factor in place.
+
+The lower triangle is kept as column panels: panel ``j`` holds columns
+``edges[j]:edges[j + 1]`` of the rows from ``edges[j]`` on. That is half of the square
+plus half a panel's width, all of it is one buffer that is reused from one
+factorisation to the next, and every step of the factorisation is a product of whole
+panels, so it runs at the speed of matrix multiplication.
+
+On a processor the three steps (factor a block, solve with it, subtract a product) are
+LAPACK's and BLAS's through scipy, which work in place; elsewhere they are torch's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from scipy.linalg import blas, lapack
+from torch import Tensor
+
+__all__ = ["Triangle", "triangle_bytes"]
+
+_CPU_WIDTH = 512
+_DEVICE_WIDTH = 4096
+_DEVICE_SQUARE = 16384  # below this one call on the square is fastest
+
+
+def _panel_width(n: int, device: torch.device) -> int:
+    if device.type == "cpu":
+        return max(min(n, _CPU_WIDTH), 1)
+    return max(n if n <= _DEVICE_SQUARE else _DEVICE_WIDTH, 1)
+
+
+def triangle_bytes(n: int, dtype: torch.dtype, device: torch.device) -> int:
+    """Bytes that the triangle of an ``(n, n)`` matrix takes."""
+    width = _panel_width(n, device)
+    entries = sum((n - start) * min(width, n - start) for start in range(0, n, width))
+    return entries * dtype.itemsize
+
+
+class Triangle:
+    """The lower triangle of a symmetric ``(n, n)`` matrix in column panels.
+
+    Parameters
+    ----------
+    n : int
+    dtype : torch.dtype
+        float32 or float64.
+    device : torch.device
+
+    Attributes
+    ----------
+    edges : list of int
+        Where panels begin, and ``n``.
+    panels : list of Tensor
+        Panel ``j`` has shape ``(n - edges[j], edges[j + 1] - edges[j])``. What stands
+        above the diagonal in a panel's first rows is never read.
+    """
+
+    def __init__(self, n: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        width = _panel_width(n, device)
+        self.edges = [*range(0, n, width), n]
+        sizes = [
+            (n - start, stop - start)
+            for start, stop in zip(self.edges, self.edges[1:], strict=False)
+        ]
+        buffer = torch.empty(
+            sum(math.prod(size) for size in sizes), dtype=dtype, device=device
+        )
+        parts = buffer.split([math.prod(size) for size in sizes])
+        self.panels = [part.view(size) for part, size in zip(parts, sizes, strict=True)]
+        self._steps = _steps(dtype, device)
+
+    def __len__(self) -> int:
+        return self.edges[-1]
+
+    def diagonal(self) -> Tensor:
+        """A copy of the diagonal."""
+        return torch.cat([panel.diagonal() for panel in self.panels])
+
+    def add_diagonal_(self, values: Tensor) -> None:
+        """Add a vector to the diagonal."""
+        parts = values.split([panel.shape[1] for panel in self.panels])
+        for panel, part in zip(self.panels, parts, strict=True):
+            panel.diagonal().add_(part)
+
+    def factorise_(self) -> bool:
+        """Overwrite the matrix by its Cholesky factor; False if it is not definite.
+
+        Right-looking: factor a diagonal block, solve the rows below it, subtract
+        their products from every panel to the right.
+        """
+        for j, panel in enumerate(self.panels):
+            width = panel.shape[1]
+            if not self._steps.factor_(panel[:width]):
+                return False
+            if len(panel) > width:
+                self._steps.solve_right_(panel[:width], panel[width:])
+            for m in range(j + 1, len(self.panels)):
+                below = panel[self.edges[m] - self.edges[j] :]
+                target = self.panels[m]
+                self._steps.subtract_product_(target, below, below[: target.shape[1]])
+        return True
+
+    def half_solve_(self, b: Tensor) -> Tensor:
+        """Overwrite ``b`` by ``L^{-1} b``, for the factor ``L``."""
+        for start, panel in zip(self.edges, self.panels, strict=False):
+            width = panel.shape[1]
+            part = b[start : start + width]
+            solved = torch.linalg.solve_triangular(panel[:width], part, upper=False)
+            part.copy_(solved)
+            if len(panel) > width:
+                b[start + width :].addmm_(panel[width:], solved, alpha=-1)
+        return b
+
+    def solve_(self, b: Tensor) -> Tensor:
+        """Overwrite ``b`` by the solution of ``L L^T x = b``, for the factor ``L``."""
+        self.half_solve_(b)
+        for start, panel in zip(self.edges[-2::-1], self.panels[::-1], strict=True):
+            width = panel.shape[1]
+            part = b[start : start + width]
+            if len(panel) > width:
+                part.addmm_(panel[width:].T, b[start + width :], alpha=-1)
+            part.copy_(torch.linalg.solve_triangular(panel[:width].T, part, upper=True))
+        return b
+
+
+class _TorchSteps:
+    """The three steps by torch, on any device."""
+
+    def factor_(self, block: Tensor) -> bool:
+        factor, info = torch.linalg.cholesky_ex(block)
+        block.copy_(factor)
+        return not bool(info)
+
+    def solve_right_(self, block: Tensor, rows: Tensor) -> None:
+        torch.linalg.solve_triangular(block.T, rows, upper=True, left=False, out=rows)
+
+    def subtract_product_(self, target: Tensor, rows: Tensor, columns: Tensor) -> None:
+        target.addmm_(rows, columns.T, alpha=-1)
+
+
+class _LapackSteps:
+    """The three steps by LAPACK and BLAS, in place.
+
+    A panel in rows, transposed, is a Fortran array that those routines overwrite
+    without a copy; its lower triangle is the transpose's upper one.
+    """
+
+    def __init__(self, letter: str) -> None:
+        self._potrf: Any = getattr(lapack, f"{letter}potrf")
+        self._trsm: Any = getattr(blas, f"{letter}trsm")
+        self._gemm: Any = getattr(blas, f"{letter}gemm")
+
+    def factor_(self, block: Tensor) -> bool:
+        _, info = self._potrf(block.numpy().T, lower=0, overwrite_a=1, clean=0)
+        return info == 0
+
+    def solve_right_(self, block: Tensor, rows: Tensor) -> None:
+        self._trsm(
+            1.0, block.numpy().T, rows.numpy().T, lower=0, trans_a=1, overwrite_b=1
+        )
+
+    def subtract_product_(self, target: Tensor, rows: Tensor, columns: Tensor) -> None:
+        self._gemm(
+            -1.0, columns.numpy().T, rows.numpy().T, beta=1.0, c=target.numpy().T,
+            trans_a=1, overwrite_c=1,
+        )  # fmt: skip
+
+
+def _steps(dtype: torch.dtype, device: torch.device) -> _TorchSteps | _LapackSteps:
+    if device.type != "cpu":
+        return _TorchSteps()
+    return _LapackSteps("s" if dtype == torch.float32 else "d")

@@ -1,0 +1,78 @@
+"""The average gradient outer product: both sums, weights, diagonals."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from normalign.kernels import Gaussian, Laplace, agop, expansion_jacobian, gradients
+from normalign.kernels import tiles as tiles_module
+from normalign.kernels.agop import cheaper_form
+from tests.kernels.cases import DOUBLE, KERNELS, METRICS, metric, points
+
+RADIAL = [kernel for kernel in KERNELS if "Product" not in repr(kernel)]
+
+
+def averaged(x, centers, coef, kernel, seen, weights=None):
+    jacobian = expansion_jacobian(x, centers, coef, kernel, metric=seen)
+    share = torch.ones(len(x), dtype=DOUBLE) if weights is None else weights
+    return torch.einsum("n,nkd,nke->de", share / share.sum(), jacobian, jacobian)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", METRICS)
+@pytest.mark.parametrize("form", ["gradients", "pairs"])
+@pytest.mark.parametrize("kernel", RADIAL, ids=repr)
+def test_both_sums_are_the_average_of_the_jacobians(
+    kernel, form, kind, weighted, monkeypatch
+):
+    monkeypatch.setattr(tiles_module, "_CPU_TILE", (4, 3))
+    monkeypatch.setattr(gradients, "_COLUMNS", 60)  # several passes over the outputs
+    x, centers, coef = points(9, 3), points(11, 3, seed=1), points(11, 4, seed=2)
+    seen = metric(kind, 3)
+    weights = points(9, 1, seed=3)[:, 0].abs() if weighted else None
+    found = agop(x, centers, coef, kernel, metric=seen, weights=weights, form=form)
+    wanted = averaged(x, centers, coef, kernel, seen, weights)
+    assert torch.allclose(found, wanted, rtol=1e-10, atol=1e-12)
+    spread = agop(
+        x, centers, coef, kernel, metric=seen, weights=weights, form=form, diagonal=True
+    )
+    assert torch.allclose(spread, wanted.diagonal(), rtol=1e-10, atol=1e-12)
+
+
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 12), k=st.integers(1, 5))
+def test_both_sums_agree_at_the_centers_themselves(seed, n, k):
+    x, coef = points(n, 3, seed=seed), points(n, k, seed=seed + 1)
+    x = torch.cat([x, x[:1]])  # a duplicate
+    coef = torch.cat([coef, coef[:1]])
+    one, two = (agop(x, x, coef, Laplace(3.0), form=f) for f in ("gradients", "pairs"))
+    assert torch.allclose(one, two, rtol=1e-8, atol=1e-10)
+
+
+def test_the_product_kernel_has_one_form():
+    x, coef = points(6, 3), points(6, 2, seed=1)
+    kernel = KERNELS[-1]
+    found = agop(x, x, coef, kernel, metric=metric("full", 3))
+    assert torch.allclose(found, averaged(x, x, coef, kernel, metric("full", 3)))
+    with pytest.raises(ValueError, match='form must be "gradients" for this kernel'):
+        agop(x, x, coef, kernel, form="pairs")
+
+
+def test_weights_are_repetitions():
+    x, coef = points(5, 3), points(5, 2, seed=1)
+    weights = torch.tensor([1, 2, 1, 4, 3], dtype=DOUBLE)
+    rows = x.repeat_interleave(weights.long(), dim=0)
+    found = agop(x, x, coef, Gaussian(2.0), weights=weights)
+    assert torch.allclose(found, agop(rows, x, coef, Gaussian(2.0)), rtol=1e-12)
+
+
+def test_shapes_decide_which_sum_is_taken():
+    assert cheaper_form(2000, 2000, 2, 20, Laplace()) == "gradients"
+    assert cheaper_form(2000, 2000, 100, 60, Laplace()) == "pairs"
+    assert cheaper_form(2000, 2000, 100, 60, KERNELS[-1]) == "gradients"
+
+
+def test_an_unknown_form_is_refused():
+    x = points(2, 2)
+    with pytest.raises(ValueError, match="agop: form must be"):
+        agop(x, x, x, Laplace(), form="tensor")

@@ -1,0 +1,61 @@
+"""Memory told beforehand: it bounds what is taken, and grows as it should."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from normalign.kernels import estimate_memory
+from normalign.kernels.memory import available_bytes
+
+MEASURE = """
+import resource, sys, torch
+from normalign.kernels import Laplace, recursions
+n, d, k = 6000, 20, 2
+x, y = torch.randn(n, d), torch.randn(n, k)
+small = slice(0, 700)
+def fit(x, y):
+    settings = dict(kernel=Laplace(), ridge=1e-3, metric=torch.eye(d), n_iter=1)
+    for _ in recursions(x, y, **settings): pass
+fit(x[small], y[small])  # imports and thread pools are not what is measured
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+fit(x, y)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+def test_a_fit_takes_what_was_estimated():
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True
+    )
+    taken, told = int(done.stdout), estimate_memory(6000, 20, 2)
+    square = 4 * 6000**2
+    # the small fit before has already paid for tiles and tables
+    assert 0.8 * square / 2 < taken < 1.1 * told
+    assert told < 0.75 * square
+
+
+def test_more_of_anything_takes_more():
+    base = estimate_memory(3000, 20, 2)
+    assert estimate_memory(6000, 20, 2) > 3 * base
+    assert estimate_memory(3000, 40, 2) > base
+    assert estimate_memory(3000, 20, 8) > base
+    assert estimate_memory(3000, 20, 2, dtype=torch.float64) == 2 * base
+    assert estimate_memory(100_000, 20, 2, solver="cg") < 1e9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((0, 1, 1, "cholesky"), "n, d, k must be positive"),
+        ((1, 1, 1, "lu"), "solver must be"),
+    ],
+)
+def test_what_cannot_be_estimated_is_refused(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        estimate_memory(*arguments[:3], solver=arguments[3])
+
+
+def test_some_memory_is_free():
+    assert available_bytes(torch.device("cpu")) > 1 << 20

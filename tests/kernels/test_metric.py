@@ -1,0 +1,51 @@
+"""Metrics: where machines start, the trace, the root."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from normalign.kernels import initial_metric, metric_root, normalised
+from tests.kernels.cases import DOUBLE, metric, points
+
+
+@given(weight=st.floats(0, 1), seed=st.integers(0, 10**6))
+def test_the_start_is_covariance_and_identity_blended_to_trace_d(weight, seed):
+    x = points(12, 4, seed=seed)
+    blend = (1 - weight) * torch.cov(x.T) + weight * torch.eye(4, dtype=DOUBLE)
+    found = initial_metric(x, identity_weight=weight)
+    assert torch.allclose(found, blend * 4 / blend.trace(), atol=1e-12)
+    spread = initial_metric(x, identity_weight=weight, diagonal=True)
+    assert torch.allclose(spread, found.diagonal(), atol=1e-12)
+
+
+def test_weights_are_repetitions():
+    x = points(5, 3)
+    weights = torch.tensor([1, 3, 2, 1, 5], dtype=DOUBLE)
+    repeated = x.repeat_interleave(weights.long(), dim=0)
+    found = initial_metric(x, identity_weight=0.3, weights=weights)
+    assert torch.allclose(found, initial_metric(repeated, identity_weight=0.3))
+
+
+@pytest.mark.parametrize("x", [torch.ones(1, 3), torch.ones(5, 3)])
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_without_any_variance_the_start_is_the_identity(x, diagonal):
+    found = initial_metric(x, identity_weight=0.0, diagonal=diagonal)
+    assert torch.equal(found, torch.ones(3) if diagonal else torch.eye(3))
+
+
+@pytest.mark.parametrize("weight", [-0.1, 1.1])
+def test_a_weight_outside_the_unit_interval_is_refused(weight):
+    with pytest.raises(ValueError, match=r"identity_weight must be in \[0, 1\]"):
+        initial_metric(torch.ones(2, 2), identity_weight=weight)
+
+
+def test_the_root_squared_is_the_metric():
+    seen = metric("full", 5)
+    root = metric_root(seen)
+    assert torch.allclose(root @ root, seen, atol=1e-13)
+    assert torch.allclose(root, root.T, atol=1e-13)
+
+
+def test_a_metric_without_trace_stays_as_it_is():
+    assert torch.equal(normalised(torch.zeros(3, 3)), torch.zeros(3, 3))

@@ -1,0 +1,176 @@
+"""Algorithm 1: the plain transcription, weights, leave-one-out, Proposition 3."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from normalign.kernels import Laplace, Machine, Solver, initial_metric, recursions
+from tests.kernels import transcription
+from tests.kernels.cases import DOUBLE, KERNELS, METRICS, metric, points
+
+
+def fitted(x, y, **settings):
+    given = {
+        "kernel": Laplace(10.0), "ridge": 1e-3, "n_iter": 3,
+        "metric": torch.eye(x.shape[1], dtype=x.dtype, device=x.device),
+    } | settings  # fmt: skip
+    return list(recursions(x, y, **given))
+
+
+@pytest.mark.parametrize("identity_weight", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("k", [1, 4, 40])
+def test_float64_agrees_with_the_plain_transcription(identity_weight, k):
+    x, y = points(60, 5), points(60, k, seed=1)
+    start = initial_metric(x, identity_weight=identity_weight)
+    found = fitted(x, y, metric=start, n_iter=4)
+    plain = transcription.rfm(
+        x, y, n_iter=4, identity_weight=identity_weight, exact=True
+    )
+    assert len(found) == len(plain) == 5
+    for one, (seen, coef) in zip(found, plain, strict=True):
+        assert torch.allclose(one.machine.metric, seen, rtol=0, atol=1e-8)
+        scale = coef.abs().max()
+        assert torch.allclose(one.machine.coef / scale, coef / scale, atol=1e-8)
+        assert (one.solved.solver, one.solved.jitter) == ("cholesky", 0)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=repr)
+@pytest.mark.parametrize("kind", METRICS[1:])
+@pytest.mark.parametrize("rule", ["fixed", "median"])
+def test_weights_are_repetitions(kernel, kind, rule):
+    x, y = points(12, 3), points(12, 2, seed=1)
+    weights = torch.tensor([1, 2, 1, 3, 1, 1, 2, 1, 1, 4, 1, 1], dtype=DOUBLE)
+    counts = weights.long()
+    settings = {
+        "kernel": kernel, "metric": metric(kind, 3), "bandwidth_rule": rule,
+        "center": True, "ridge": 1e-2, "n_iter": 2,
+    }  # fmt: skip
+    once = fitted(x, y, weights=weights, **settings)
+    twice = fitted(
+        x.repeat_interleave(counts, 0), y.repeat_interleave(counts, 0), **settings
+    )
+    fresh = points(5, 3, seed=7)
+    first = torch.cumsum(counts, 0) - counts
+    for one, two in zip(once, twice, strict=True):
+        assert torch.allclose(one.machine(fresh), two.machine(fresh), atol=1e-9)
+        assert torch.allclose(one.machine.metric, two.machine.metric, atol=1e-9)
+        assert one.machine.metric.ndim == settings["metric"].ndim
+    rows = torch.arange(12)
+    # valid for the last one: nobody asked for another
+    assert torch.allclose(once[-1].left_out(rows), twice[-1].left_out(first), atol=1e-7)
+
+
+@pytest.mark.parametrize("solver", ["cholesky", "cg"])
+def test_left_out_outputs_are_those_of_machines_fitted_without_the_row(solver):
+    x, y = points(15, 3), points(15, 2, seed=1)
+    seen = metric("full", 3)
+    settings = {"metric": seen, "n_iter": 0, "ridge": 0.1}
+    (last,) = fitted(x, y, solver=Solver(solver, tolerance=1e-12), **settings)
+    found = last.left_out(torch.arange(15))
+    for row in range(15):
+        others = torch.arange(15) != row
+        (without,) = fitted(x[others], y[others], **settings)
+        wanted = without.machine(x[row : row + 1])[0]
+        # conjugate gradients give the inverse's diagonal to two digits
+        close = 1e-8 if solver == "cholesky" else 0.1
+        assert torch.allclose(found[row], wanted, atol=close)
+
+
+def test_the_intercept_is_the_mean_and_takes_up_shifts():
+    x, y = points(20, 3), points(20, 2, seed=1)
+    plain, shifted = (
+        fitted(x, target, center=True)[-1].machine for target in (y, y + 100)
+    )
+    assert torch.allclose(plain.intercept, y.mean(0))
+    assert torch.allclose(shifted(x), plain(x) + 100, atol=1e-8)
+    assert torch.equal(fitted(x, y)[0].machine.intercept, torch.zeros(2, dtype=DOUBLE))
+
+
+@given(seed=st.integers(0, 10**6), identity_weight=st.floats(0, 1))
+def test_the_feature_matrix_stays_a_combination_of_outer_products(
+    seed, identity_weight
+):
+    """Proposition 3: M' = X^T C X, here for 4 points in 7 dimensions."""
+    x, y = points(4, 7, seed=seed), points(4, 1, seed=seed + 1)
+    start = initial_metric(x, identity_weight=0.0)
+    inside = torch.linalg.pinv(x) @ x  # onto the span of the rows
+    for one in fitted(x, y, metric=start, n_iter=3, ridge=1e-2):
+        seen = one.machine.metric
+        assert torch.allclose(inside @ seen @ inside, seen, atol=1e-8)
+    mixed = fitted(
+        x, y, metric=initial_metric(x, identity_weight=identity_weight), ridge=1e-2
+    )
+    # a start outside of the span is left at the first update
+    for one in mixed[1:]:
+        seen = one.machine.metric
+        assert torch.allclose(inside @ seen @ inside, seen, atol=1e-8)
+
+
+def test_the_metric_keeps_trace_d_and_finds_the_column_that_matters():
+    x = points(80, 4)
+    found = fitted(x, torch.sin(x[:, 2:3]), n_iter=4)
+    for one in found:
+        assert float(one.machine.metric.trace()) == pytest.approx(4)
+    assert int(found[-1].machine.metric.diagonal().argmax()) == 2
+
+
+def test_targets_without_a_gradient_leave_the_metric_alone():
+    x = points(10, 3)
+    found = fitted(x, torch.zeros(10, 1, dtype=DOUBLE))
+    assert all(
+        torch.equal(one.machine.metric, found[0].machine.metric) for one in found
+    )
+
+
+def test_one_row_is_a_machine():
+    (*_, last) = fitted(points(1, 3), torch.ones(1, 1, dtype=DOUBLE))
+    assert last.machine(points(1, 3)).item() == pytest.approx(1 / 1.001)
+
+
+def test_many_rows_are_sampled_for_gradients_by_seed():
+    x, y = points(50, 3), points(50, 1, seed=1)
+    first, again, other, all_rows = (
+        fitted(x, y, agop_samples=size, generator=torch.Generator().manual_seed(seed))
+        for seed, size in ((0, 20), (0, 20), (1, 20), (0, 50))
+    )
+    assert torch.equal(first[-1].machine.metric, again[-1].machine.metric)
+    assert not torch.equal(first[-1].machine.metric, other[-1].machine.metric)
+    assert torch.equal(all_rows[-1].machine.metric, fitted(x, y)[-1].machine.metric)
+
+
+def test_nothing_given_is_changed():
+    x, y, start = points(20, 3), points(20, 2, seed=1), metric("full", 3)
+    copies = x.clone(), y.clone(), start.clone()
+    fitted(x, y, metric=start, weights=torch.ones(20, dtype=DOUBLE))
+    assert all(torch.equal(a, b) for a, b in zip((x, y, start), copies, strict=True))
+
+
+def test_a_machine_moves_between_precisions():
+    machine = fitted(points(20, 3), points(20, 1, seed=1))[-1].machine
+    moved = machine.to(dtype=torch.float32)
+    assert isinstance(moved, Machine)
+    x = points(4, 3, seed=3)
+    assert torch.allclose(moved(x.float()).double(), machine(x), atol=1e-3)
+    assert moved.jacobian(x.float()).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"ridge": 0.0}, "ridge must be positive"),
+        ({"n_iter": -1}, "n_iter must be 0 or more"),
+        ({"weights": torch.zeros(6, dtype=DOUBLE)}, "weights must be positive"),
+    ],
+)
+def test_problems_that_make_no_sense_are_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        fitted(points(6, 2), points(6, 1), **settings)
+
+
+@pytest.mark.parametrize(
+    "y", [torch.ones(6), torch.ones(5, 1), torch.ones(6, 1).half()]
+)
+def test_targets_that_do_not_fit_are_refused(y):
+    with pytest.raises(ValueError, match="recursions: y must be of"):
+        fitted(points(6, 2), y)
