@@ -7,9 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.data.handmade import uci_members, write_tar
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 pytestmark = pytest.mark.slow
+
+
+def last_line(script: str, *arguments: str, timeout: float = 900) -> dict:
+    """The JSON at the end of a run that must succeed."""
+    command = [sys.executable, str(BENCHMARKS / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_the_ensemble_benchmark_runs_and_ends_with_its_json(tmp_path):
@@ -41,3 +51,51 @@ def test_an_unknown_part_is_refused():
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "--only must be some of a,b,c, got d" in done.stderr
+
+
+def test_the_rfm_benchmark_runs_and_every_contestant_does_the_same_work(tmp_path):
+    pytest.importorskip("xrfm", reason="needs the peers extra")
+    saved = tmp_path / "all.json"
+    result = last_line(
+        "rfm.py", "--quick", "--only", "a,b,c,d,e", "--save", str(saved),
+        "--commit", "abc",
+    )  # fmt: skip
+    assert result == json.loads(saved.read_text())
+    assert (result["commit"], result["quick"]) == ("abc", True)
+    records = result["records"]
+    for part, quantity in {"a": "seconds", "b": "megabytes", "d": "seconds"}.items():
+        for row in records[part]:
+            assert all(value > 0 for value in row[quantity].values())
+            assert row["differs"]
+            assert max(row["differs"].values()) < result["agree"]
+    assert {row["dtype"] for row in records["c"]} == {"float32", "float64"}
+    for row in records["c"]:
+        # float64 agrees far beyond what the benchmark asks of float32
+        limit = result["agree"] if row["dtype"] == "float32" else 1e-6
+        assert max(row["differs"].values()) < limit
+    (large,) = records["e"]
+    assert 0.7 < large["auc"] < large["best_auc"]
+    again = last_line("rfm.py", "--quick", "--only", "e", "--against", str(saved))
+    assert again["records"]["e"][0]["behind"] == 0
+
+
+def test_the_selection_benchmark_chooses_on_every_table(tmp_path):
+    members = {}
+    for name, n in {"one": 40, "two": 24}.items():
+        members |= uci_members(name, n=n, d=3)
+    write_tar(tmp_path / "uci/data.tar.gz", members)
+    result = last_line("rfm_selection.py", "--data-dir", str(tmp_path))
+    assert result["tables"] == 2
+    assert [(r["table"], r["method"]) for r in result["records"]] == [
+        ("two", "RFM"), ("two", "RFAM"), ("one", "RFM"), ("one", "RFAM"),
+    ]  # fmt: skip
+    # two float64 routes to one machine
+    assert result["routes"]["plain"]["same"] == 1
+
+
+@pytest.mark.data
+def test_float32_chooses_like_float64_on_the_smallest_tables():
+    result = last_line("rfm_selection.py", "--max-rows", "200")
+    assert result["tables"] > 30
+    assert result["routes"]["plain"]["same"] == 1
+    assert result["routes"]["float32"]["tables_same"] >= 0.98

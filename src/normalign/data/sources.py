@@ -7,7 +7,15 @@ from pathlib import PurePosixPath
 
 from normalign._checks import require
 
-__all__ = ["CIFAR10", "MNIST", "SOURCES", "RemoteFile", "Source", "source_named"]
+__all__ = [
+    "CIFAR10",
+    "MNIST",
+    "SOURCES",
+    "UCI",
+    "RemoteFile",
+    "Source",
+    "source_named",
+]
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,8 @@ class Source:
         Terms of use.
     citation : str
         Whom to cite.
+    page : str, default=""
+        Where a person gets the files when no mirror is known to be true to them.
     """
 
     name: str
@@ -64,6 +74,7 @@ class Source:
     mirrors: tuple[str, ...]
     licence: str
     citation: str
+    page: str = ""
 
     @property
     def size(self) -> int:
@@ -113,6 +124,19 @@ CIFAR10 = Source(
     licence="no licence stated; free for research",
     citation="Krizhevsky: Learning multiple layers of features from tiny images (2009)",
 )  # fmt: skip
+
+# Its authors published neither size nor checksum, so that nothing can be downloaded on
+# trust: a copy is put in place by hand, and every copy counts as not exact.
+UCI = Source(
+    name="uci",
+    title="121 classification tables of the UCI repository, 10 to 130064 rows",
+    files=(RemoteFile("uci/data.tar.gz", size=0, md5=""),),
+    mirrors=(),
+    licence="as each table of the UCI repository",
+    citation="Fernández-Delgado, Cernadas, Barro, Amorim: Do we need hundreds of "
+    "classifiers to solve real world classification problems? (JMLR 15, 2014)",
+    page="http://persoal.citius.usc.es/manuel.fernandez.delgado/papers/jmlr/",
+)
 
 SOURCES = {source.name: source for source in (MNIST, CIFAR10)}
 

@@ -1,5 +1,15 @@
-"""Where scikit-learn's contract is known: its models seen through normalign's eyes."""
+"""Where scikit-learn's contract is known: kernel machines, models seen by torch."""
 
 from normalign.estimators.as_torch import as_torch
+from normalign.estimators.rfam import RFAMClassifier, RFAMRegressor
+from normalign.estimators.rfm import RFMClassifier, RFMRegressor
+from normalign.estimators.tabular import make_tabular_pipeline
 
-__all__ = ["as_torch"]
+__all__ = [
+    "RFAMClassifier",
+    "RFAMRegressor",
+    "RFMClassifier",
+    "RFMRegressor",
+    "as_torch",
+    "make_tabular_pipeline",
+]

@@ -20,6 +20,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from normalign._checks import complaint, require, require_kind
+from normalign.estimators.fitted import FittedMachine
+from normalign.estimators.torch_machine import machine_module
 from normalign.estimators.torch_parts import (
     Columns,
     KernelExpansion,
@@ -57,7 +59,7 @@ _REMEDY = (
             Pipeline,
         )
     )
-    + "; in a Pipeline also "
+    + ", RFM and RFAM estimators; in a Pipeline also "
     + ", ".join(kind.__name__ for kind in TRANSFORMERS)
     + "."
 )  # fmt: skip
@@ -79,7 +81,8 @@ def as_torch(fitted: Any) -> nn.Module:
     whose difference is the score and whose softmax, for logistic models, is
     ``predict_proba``. The outputs sum to zero, so the power-diagram centroid
     :math:`J^\top 1` of such a module is zero and only the alignment of the normal,
-    not of the centroid, says something.
+    not of the centroid, says something. RFM and RFAM classifiers have an output for
+    each class already, and keep them.
 
     Nothing is pickled and nothing refers back to the estimator: the numbers are
     copied into parameters and buffers. A pipeline becomes a ``Sequential`` whose
@@ -92,9 +95,9 @@ def as_torch(fitted: Any) -> nn.Module:
         A fitted linear model, multi-layer perceptron, support vector machine
         (``rbf``, ``linear``, ``poly`` or ``sigmoid``; ``SVC`` with two classes only,
         since its decision function for more counts votes: wrap it in
-        ``OneVsRestClassifier``), ``KernelRidge`` (also ``laplacian``), one of these
-        in ``OneVsRestClassifier`` or a finished search, or a ``Pipeline`` of scalers
-        and ``PCA`` before one of them.
+        ``OneVsRestClassifier``), ``KernelRidge`` (also ``laplacian``), RFM or RFAM
+        estimator, one of these in ``OneVsRestClassifier`` or a finished search, or a
+        ``Pipeline`` of scalers and ``PCA`` before one of them.
 
     Returns
     -------
@@ -128,6 +131,8 @@ def _converted(fitted: Any) -> nn.Module:
         return _pipeline(fitted)
     if isinstance(fitted, OneVsRestClassifier):
         return _one_vs_rest(fitted)
+    if isinstance(fitted, FittedMachine):
+        return machine_module("as_torch", fitted)
     scores = _scores(fitted)
     if not is_classifier(fitted):
         return scores
@@ -279,6 +284,9 @@ def _binary_score(part: Any) -> nn.Module:
     )  # fmt: skip
     if isinstance(part, Pipeline):
         return _steps(part, _binary_score)
+    if isinstance(part, FittedMachine):
+        against = linear_layer([[-1.0, 1.0]], 0.0)
+        return nn.Sequential(machine_module("as_torch", part), against)
     return _scores(part)
 
 

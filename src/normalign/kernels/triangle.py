@@ -16,7 +16,8 @@ from torch import Tensor
 
 __all__ = ["Triangle", "triangle_bytes"]
 
-_CPU_WIDTH = 256
+_CPU_WIDTH = 512
+_CPU_LEAF = 256  # blocks up to this size go to LAPACK whole
 _DEVICE_WIDTH = 4096
 _DEVICE_SQUARE = 16384  # below this one call on the square is fastest
 
@@ -87,14 +88,10 @@ class Triangle:
         """
         for j, panel in enumerate(self.panels):
             block, rows = panel[: panel.shape[1]], panel[panel.shape[1] :]
-            factor, info = torch.linalg.cholesky_ex(block)
-            if info:
+            if not _factorise_block_(block):
                 return False
-            block.copy_(factor)
             if len(rows):
-                torch.linalg.solve_triangular(
-                    block.T, rows, upper=True, left=False, out=rows
-                )
+                _solve_right_(block, rows)
             for m in range(j + 1, len(self.panels)):
                 below, target = panel[self.edges[m] - self.edges[j] :], self.panels[m]
                 target.addmm_(below, below[: target.shape[1]].T, alpha=-1)
@@ -121,3 +118,24 @@ class Triangle:
                 part.addmm_(panel[width:].T, b[start + width :], alpha=-1)
             part.copy_(torch.linalg.solve_triangular(panel[:width].T, part, upper=True))
         return b
+
+
+def _factorise_block_(block: Tensor) -> bool:
+    """Cholesky in place, by halves: most of the work becomes one product."""
+    size = len(block)
+    if block.device.type != "cpu" or size <= _CPU_LEAF:
+        factor, info = torch.linalg.cholesky_ex(block)
+        block.copy_(factor)
+        return not bool(info)
+    half = size // 2
+    corner, rows, rest = block[:half, :half], block[half:, :half], block[half:, half:]
+    if not _factorise_block_(corner):
+        return False
+    _solve_right_(corner, rows)
+    rest.addmm_(rows, rows.T, alpha=-1)
+    return _factorise_block_(rest)
+
+
+def _solve_right_(block: Tensor, rows: Tensor) -> None:
+    """Overwrite ``rows`` by ``rows L^{-T}``, for a block that holds ``L``."""
+    torch.linalg.solve_triangular(block.T, rows, upper=True, left=False, out=rows)
