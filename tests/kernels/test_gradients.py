@@ -58,6 +58,6 @@ def test_other_kernels_are_refused():
     with pytest.raises(TypeError, match="kernel must be Radial or ProductLaplace"):
         next(
             gradients.raw_gradients(
-                points(2, 2), points(2, 2), points(2, 1), object(), metric=None
+                points(2, 2), points(2, 2), points(2, 1), object(), (None, None)
             )
         )

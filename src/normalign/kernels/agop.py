@@ -87,18 +87,40 @@ def agop(
         '"auto", "gradients" or "pairs"',
         repr(form),
     )
-    if form == "auto":
-        form = cheaper_form(len(x), len(centers), coef.shape[1], x.shape[1], kernel)
     shift = middle(centers)
     x, centers = x - shift, centers - shift
+    sides = kernel.sides(x, metric)[0], kernel.sides(centers, metric)[1]
+    return centred_agop(
+        x, centers, coef, kernel, sides, metric=metric, weights=weights,
+        diagonal=diagonal, form=form,
+    )  # fmt: skip
+
+
+def centred_agop(
+    x: Tensor,
+    centers: Tensor,
+    coef: Tensor,
+    kernel: Kernel,
+    sides: tuple[Tensor, Tensor],
+    *,
+    metric: Tensor | None,
+    weights: Tensor | None,
+    diagonal: bool,
+    form: Form = "auto",
+) -> Tensor:
+    """The same for callers that have centred their points and have the sides."""
+    if form == "auto":
+        form = cheaper_form(len(x), len(centers), coef.shape[1], x.shape[1], kernel)
     if form == "pairs":
         if not isinstance(kernel, Radial):
             raise ValueError(
                 complaint("agop", "form", '"gradients" for this kernel', repr(form))
             )
-        total = _by_pairs(x, centers, coef, kernel, metric, weights)
+        total = _by_pairs(x, centers, coef, kernel, sides, weights)
     else:
-        total = _by_gradients(x, centers, coef, kernel, metric, weights, diagonal)
+        # A full metric mixes coordinates, so its diagonal needs the whole sum.
+        squares_only = diagonal and (metric is None or metric.ndim == 1)
+        total = _by_gradients(x, centers, coef, kernel, sides, weights, squares_only)
     mass = len(x) if weights is None else weights.sum()
     return _both_sides(total, kernel, metric, diagonal) / mass
 
@@ -118,8 +140,8 @@ def _both_sides(
     if total.ndim == 1:  # a diagonal metric scales each coordinate on its own
         return pulled_back(pulled_back(total[None], kernel, metric), kernel, metric)[0]
     half = pulled_back(total, kernel, metric)
-    whole = pulled_back(half.T.contiguous(), kernel, metric)
-    whole = (whole + whole.T) / 2
+    whole = pulled_back(half.T, kernel, metric)
+    whole = (whole + whole.T).mul_(0.5)
     return whole.diagonal().clone() if diagonal else whole
 
 
@@ -128,19 +150,15 @@ def _by_gradients(
     centers: Tensor,
     coef: Tensor,
     kernel: Kernel,
-    metric: Tensor | None,
+    sides: tuple[Tensor, Tensor],
     weights: Tensor | None,
-    diagonal: bool,
+    squares_only: bool,
 ) -> Tensor:
     d = x.shape[1]
-    # A full metric mixes coordinates, so its diagonal needs the whole sum.
-    squares_only = diagonal and (metric is None or metric.ndim == 1)
     total = x.new_zeros(d) if squares_only else x.new_zeros(d, d)
     scale = None if weights is None else weights.sqrt()
     for outputs in spans(coef.shape[1], outputs_at_once(len(centers), d)):
-        for rows, part in raw_gradients(
-            x, centers, coef[:, outputs], kernel, metric=metric
-        ):
+        for rows, part in raw_gradients(x, centers, coef[:, outputs], kernel, sides):
             flat = part if scale is None else part * scale[rows, None, None]
             flat = flat.reshape(-1, d)
             if squares_only:
@@ -155,10 +173,10 @@ def _by_pairs(
     centers: Tensor,
     coef: Tensor,
     kernel: Radial,
-    metric: Tensor | None,
+    sides: tuple[Tensor, Tensor],
     weights: Tensor | None,
 ) -> Tensor:
-    slopes = _slope_matrix(x, centers, kernel, metric)
+    slopes = _slope_matrix(kernel, *sides)
     if weights is not None:
         slopes.mul_(weights.sqrt()[:, None])
     sums = slopes @ coef
@@ -180,16 +198,13 @@ def _by_pairs(
     return total
 
 
-def _slope_matrix(
-    x: Tensor, centers: Tensor, kernel: Radial, metric: Tensor | None
-) -> Tensor:
-    left, right = kernel.left(x, metric), kernel.right(centers, metric)
-    height, width = tile_shape(x.device)
-    size = min(height, len(x)) * min(width, len(centers))
-    buffer, scratch = x.new_empty(size), x.new_empty(size)
-    slopes = x.new_empty(len(x), len(centers))
-    for rows in spans(len(x), height):
-        for columns in spans(len(centers), width):
+def _slope_matrix(kernel: Radial, left: Tensor, right: Tensor) -> Tensor:
+    height, width = tile_shape(left.device)
+    size = min(height, len(left)) * min(width, len(right))
+    buffer, scratch = left.new_empty(size), left.new_empty(size)
+    slopes = left.new_empty(len(left), len(right))
+    for rows in spans(len(left), height):
+        for columns in spans(len(right), width):
             part, other = left[rows], right[columns]
             shape = len(part), len(other)
             tile, spare = (

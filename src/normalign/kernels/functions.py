@@ -58,12 +58,8 @@ class Kernel(ABC):
         return replace(self, bandwidth=self.bandwidth * factor)
 
     @abstractmethod
-    def left(self, x: Tensor, metric: Tensor | None) -> Tensor:
-        """The side that gives a tile its rows."""
-
-    @abstractmethod
-    def right(self, z: Tensor, metric: Tensor | None) -> Tensor:
-        """The side that gives a tile its columns."""
+    def sides(self, x: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What points need to give a tile its rows, and to give it its columns."""
 
     @abstractmethod
     def values_(self, left: Tensor, right: Tensor, out: Tensor) -> Tensor:
@@ -86,15 +82,12 @@ class Radial(Kernel):
     exactly zero after clamping, and no pair moves by more than its own noise.
     """
 
-    def left(self, x: Tensor, metric: Tensor | None) -> Tensor:
-        """``-2 x^T M``, the squares, ones."""
-        image = through_metric(x, metric) / self.bandwidth**2
-        return torch.cat([-2 * image, _squares(x, image), torch.ones_like(x[:, :1])], 1)
-
-    def right(self, z: Tensor, metric: Tensor | None) -> Tensor:
-        """The points, ones, the squares."""
-        image = through_metric(z, metric) / self.bandwidth**2
-        return torch.cat([z, torch.ones_like(z[:, :1]), _squares(z, image)], 1)
+    def sides(self, x: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor]:
+        """``(-2 x^T M, squares, 1)`` and ``(x, 1, squares)``."""
+        image = through_metric(x, metric) * (1 / self.bandwidth**2)
+        squares, ones = _squares(x, image), x.new_ones(x.shape[0], 1)
+        left = torch.cat([image.mul(-2), squares, ones], 1)
+        return left, torch.cat([x, ones, squares], 1)
 
     def values_(self, left: Tensor, right: Tensor, out: Tensor) -> Tensor:
         """The profile of squared distances."""
@@ -129,7 +122,9 @@ def _squares(x: Tensor, image: Tensor) -> Tensor:
     """Squared norms less the noise that a product of these rows may carry."""
     terms = x * image
     noise = torch.finfo(x.dtype).eps * (4 + math.sqrt(x.shape[1]))
-    return terms.sum(1, keepdim=True) - noise * terms.abs().sum(1, keepdim=True)
+    return terms.sum(1, keepdim=True).sub_(
+        terms.abs_().sum(1, keepdim=True), alpha=noise
+    )
 
 
 @dataclass(frozen=True)
@@ -213,13 +208,10 @@ class ProductLaplace(Kernel):
     tensor([1.0000, 0.3679])
     """
 
-    def left(self, x: Tensor, metric: Tensor | None) -> Tensor:
-        """Placed points."""
-        return self.placed(x, metric)
-
-    def right(self, z: Tensor, metric: Tensor | None) -> Tensor:
-        """Placed points."""
-        return self.placed(z, metric)
+    def sides(self, x: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Placed points, twice."""
+        placed = self.placed(x, metric)
+        return placed, placed
 
     def placed(self, x: Tensor, metric: Tensor | None) -> Tensor:
         """Where points stand once the metric's root and the bandwidth are applied."""
@@ -273,8 +265,8 @@ def kernel_matrix(
     """
     require_points("kernel_matrix", x, z, metric)
     shift = middle(z)
-    left = kernel.left(x - shift, metric)
-    right = kernel.right(z - shift, metric)
+    left, _ = kernel.sides(x - shift, metric)
+    _, right = kernel.sides(z - shift, metric)
     return kernel.values_(left, right, x.new_empty(len(x), len(z)))
 
 
@@ -342,8 +334,7 @@ def median_distance(
         x = x[rows]
         weights = None if weights is None else weights[rows]
     x = x - middle(x)
-    side = kernel.left(x, metric), kernel.right(x, metric)
-    distances = kernel.distances_(*side, x.new_empty(len(x), len(x)))
+    distances = kernel.distances_(*kernel.sides(x, metric), x.new_empty(len(x), len(x)))
     pairs = torch.ones_like(distances) if weights is None else weights.outer(weights)
     apart = torch.triu(distances, 1) > 0
     if not bool(apart.any()):

@@ -50,8 +50,8 @@ def expansion(
     Tensor of shape (n, k)
     """
     shift = middle(centers)
-    left = kernel.left(x - shift, metric)
-    right = kernel.right(centers - shift, metric)
+    left, _ = kernel.sides(x - shift, metric)
+    _, right = kernel.sides(centers - shift, metric)
     return expansion_of_sides(left, right, coef, kernel)
 
 
@@ -106,10 +106,9 @@ def expansion_jacobian(
     x, centers = x - shift, centers - shift
     k, d = coef.shape[1], x.shape[1]
     jacobian = x.new_empty(len(x), k, d)
+    sides = kernel.sides(x, metric)[0], kernel.sides(centers, metric)[1]
     for outputs in spans(k, outputs_at_once(len(centers), d)):
-        for rows, part in raw_gradients(
-            x, centers, coef[:, outputs], kernel, metric=metric
-        ):
+        for rows, part in raw_gradients(x, centers, coef[:, outputs], kernel, sides):
             jacobian[rows, outputs] = part
     return pulled_back(jacobian, kernel, metric)
 
@@ -132,18 +131,18 @@ def raw_gradients(
     centers: Tensor,
     coef: Tensor,
     kernel: Kernel,
-    *,
-    metric: Tensor | None,
+    sides: tuple[Tensor, Tensor],
 ) -> Iterator[tuple[slice, Tensor]]:
     """Yield ``(rows, gradients)``: the Jacobians before :func:`pulled_back`.
 
-    ``gradients`` has shape ``(rows, k, d)`` and is overwritten by the next one. Both
-    tables should be centred: the differences ``x_j - x`` come out of a cancellation.
+    ``gradients`` has shape ``(rows, k, d)``. Both tables should be centred: the
+    differences ``x_j - x`` come out of a cancellation. ``sides`` are the kernel's: the
+    rows' of ``x``, the columns' of ``centers``.
     """
     if isinstance(kernel, Radial):
-        yield from _radial_gradients(x, centers, coef, kernel, metric)
+        yield from _radial_gradients(x, centers, coef, kernel, *sides)
     elif isinstance(kernel, ProductLaplace):
-        yield from _product_gradients(x, centers, coef, kernel, metric)
+        yield from _product_gradients(coef, kernel, *sides)
     else:
         raise TypeError(
             complaint("raw_gradients", "kernel", "Radial or ProductLaplace", kernel)
@@ -151,47 +150,58 @@ def raw_gradients(
 
 
 def _radial_gradients(
-    x: Tensor, centers: Tensor, coef: Tensor, kernel: Radial, metric: Tensor | None
-) -> Iterator[tuple[slice, Tensor]]:
-    k, d = coef.shape[1], x.shape[1]
-    left, right = kernel.left(x, metric), kernel.right(centers, metric)
-    height, width = tile_shape(x.device)
-    size = min(height, len(x)) * min(width, len(centers))
-    buffer, scratch = x.new_empty(size), x.new_empty(size)
-    table = torch.cat([centers, torch.ones_like(centers[:, :1])], 1)
-    table = (coef[:, :, None] * table[:, None, :]).view(len(centers), k * (d + 1))
-    sums = x.new_empty(min(height, len(x)), k * (d + 1))
-    for rows in spans(len(x), height):
-        part = left[rows]
-        total = sums[: len(part)].zero_()
-        for columns in spans(len(right), width):
-            other = right[columns]
-            shape = len(part), len(other)
-            tile, spare = (
-                b[: shape[0] * shape[1]].view(shape) for b in (buffer, scratch)
-            )
-            total.addmm_(kernel.slopes_(part, other, tile, spare), table[columns])
-        moments = total.view(len(part), k, d + 1)
-        yield rows, moments[..., :d] - moments[..., d:] * x[rows, None, :]
-
-
-def _product_gradients(
     x: Tensor,
     centers: Tensor,
     coef: Tensor,
-    kernel: ProductLaplace,
-    metric: Tensor | None,
+    kernel: Radial,
+    left: Tensor,
+    right: Tensor,
+) -> Iterator[tuple[slice, Tensor]]:
+    (m, d), k = centers.shape, coef.shape[1]
+    height, width = tile_shape(x.device)
+    size = min(height, x.shape[0]) * min(width, m)
+    buffer, scratch = x.new_empty(size), x.new_empty(size)
+    table = x.new_empty(m, k, d + 1)
+    torch.mul(coef[:, :, None], centers[:, None, :], out=table[..., :d])
+    table[..., d] = coef
+    table = table.view(m, k * (d + 1))
+    sums = x.new_empty(min(height, x.shape[0]), k * (d + 1))
+    for rows in spans(x.shape[0], height):
+        part = left[rows]
+        total = sums[: part.shape[0]]
+        for columns in spans(m, width):
+            other = right[columns]
+            shape = part.shape[0], other.shape[0]
+            tile, spare = (
+                b[: shape[0] * shape[1]].view(shape) for b in (buffer, scratch)
+            )
+            kernel.slopes_(part, other, tile, spare)
+            torch.addmm(
+                total, tile, table[columns], beta=float(columns.start > 0), out=total
+            )
+        moments = total.view(-1, k, d + 1)
+        # sum_j w_j a_j x_j^T - (sum_j w_j a_j) x^T
+        yield (
+            rows,
+            torch.addcmul(
+                moments[..., :d], moments[..., d:], x[rows, None, :], value=-1
+            ),
+        )
+
+
+def _product_gradients(
+    coef: Tensor, kernel: ProductLaplace, left: Tensor, right: Tensor
 ) -> Iterator[tuple[slice, Tensor]]:
     """One coordinate at a time: the sign of its difference times the kernel."""
-    left, right = kernel.left(x, metric), kernel.right(centers, metric)
-    height, width = tile_shape(x.device)
-    for rows in spans(len(x), height):
+    height, width = tile_shape(left.device)
+    for rows in spans(left.shape[0], height):
         part = left[rows]
-        total = x.new_zeros(x.shape[1], len(part), coef.shape[1])
-        for columns in spans(len(right), width):
+        total = left.new_zeros(left.shape[1], part.shape[0], coef.shape[1])
+        for columns in spans(right.shape[0], width):
             other = right[columns]
-            tile = kernel.values_(part, other, x.new_empty(len(part), len(other)))
-            for axis in range(x.shape[1]):
+            tile = left.new_empty(part.shape[0], other.shape[0])
+            kernel.values_(part, other, tile)
+            for axis in range(left.shape[1]):
                 towards = torch.sign(other[None, :, axis] - part[:, axis, None])
-                total[axis].addmm_(tile * towards, coef[columns])
+                total[axis].addmm_(towards.mul_(tile), coef[columns])
         yield rows, total.permute(1, 2, 0)

@@ -54,7 +54,7 @@ def solve_iteratively(
 
     Warns if the residual is above the tolerance after ``solver.max_steps`` steps.
     """
-    left, right = system.sides()
+    left, right = system.sides
     precondition = _preconditioner(system, _rank(system, y, solver, limit))
 
     def product(v: Tensor) -> Tensor:

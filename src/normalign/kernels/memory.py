@@ -78,7 +78,7 @@ def estimate_memory(
     Examples
     --------
     >>> round(estimate_memory(16000, 20, 2) / 1e6)  # MB: half of a square in float32
-    539
+    531
     """
     require(
         solver in ("cholesky", "cg"),

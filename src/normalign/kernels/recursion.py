@@ -14,6 +14,7 @@ machine is asked for.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -23,10 +24,11 @@ import torch
 from torch import Tensor
 
 from normalign._checks import require
-from normalign.kernels.agop import agop
+from normalign.kernels.agop import centred_agop
 from normalign.kernels.functions import Kernel, median_distance, middle
 from normalign.kernels.gradients import expansion, expansion_jacobian
-from normalign.kernels.metric import metric_diagonal, normalised
+from normalign.kernels.metric import metric_diagonal
+from normalign.kernels.precision import full_precision
 from normalign.kernels.solve import (
     DirectSolution,
     Solution,
@@ -64,15 +66,17 @@ class Machine:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs at every row, ``(n, k)``."""
-        return self.intercept + expansion(
-            x, self.centers, self.coef, self.kernel, metric=self.metric
-        )
+        with full_precision(x.device):
+            return self.intercept + expansion(
+                x, self.centers, self.coef, self.kernel, metric=self.metric
+            )
 
     def jacobian(self, x: Tensor) -> Tensor:
         """Jacobians at every row, ``(n, k, d)``, in closed form."""
-        return expansion_jacobian(
-            x, self.centers, self.coef, self.kernel, metric=self.metric
-        )
+        with full_precision(x.device):
+            return expansion_jacobian(
+                x, self.centers, self.coef, self.kernel, metric=self.metric
+            )
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -116,7 +120,8 @@ class Iteration:
         machine, system = self.machine, self._system
         ridges, coef = system.ridges[rows], machine.coef[rows]
         residual = ridges[:, None] * coef
-        inverse = self._solution.inverse_diagonal(rows)
+        with full_precision(rows.device):
+            inverse = self._solution.inverse_diagonal(rows)
         weights = self._weights[rows].clamp(min=1)
         leverage = (1 - ridges * inverse).clamp(0, 1) / weights
         # Where a row is alone with its value, leverage is one up to rounding.
@@ -199,7 +204,8 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
                 )
             )
         system = System(points, at_hand, metric, ridges)
-        solution = solve(system, targets, solver, spare=spare)
+        with full_precision(x.device):
+            solution = solve(system, targets, solver, spare=spare)
         machine = Machine(x, solution.coef, metric, at_hand, intercept)
         yield Iteration(
             index, machine, solution.solved, time.perf_counter() - started, system,
@@ -210,30 +216,32 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
             usable = solution.solved.dtype == x.dtype
             spare = solution.triangle if usable else None
         if index < n_iter:
-            metric = _updated(machine, points, weights, agop_samples, generator)
+            with full_precision(x.device):
+                metric = _updated(machine, system, weights, agop_samples, generator)
 
 
 def _updated(
     machine: Machine,
-    points: Tensor,
+    system: System,
     weights: Tensor | None,
     agop_samples: int,
     generator: torch.Generator | None,
 ) -> Tensor:
     """The next metric; the present one where all gradients vanish."""
-    rows, share = points, weights
-    if len(points) > agop_samples:
-        chosen = torch.randperm(len(points), generator=generator)[:agop_samples]
-        chosen = chosen.to(points.device)
-        rows = points[chosen]
+    rows, (left, right), share = system.points, system.sides, weights
+    if len(rows) > agop_samples:
+        chosen = torch.randperm(len(rows), generator=generator)[:agop_samples]
+        chosen = chosen.to(rows.device)
+        rows, left = rows[chosen], left[chosen]
         share = None if weights is None else weights[chosen]
-    update = agop(
-        rows, points, machine.coef, machine.kernel, metric=machine.metric,
-        weights=share, diagonal=machine.metric.ndim == 1,
+    update = centred_agop(
+        rows, system.points, machine.coef, machine.kernel, (left, right),
+        metric=machine.metric, weights=share, diagonal=machine.metric.ndim == 1,
     )  # fmt: skip
-    trace = metric_diagonal(update).sum()
-    usable = (trace > 0) & torch.isfinite(trace)
-    return torch.where(usable, normalised(update), machine.metric)
+    trace = float(metric_diagonal(update).sum())
+    if not 0 < trace < math.inf:
+        return machine.metric
+    return update.mul_(len(update) / trace)
 
 
 def _require_problem(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Protocol
 
 import torch
@@ -30,6 +31,7 @@ from normalign.kernels.triangle import Triangle
 
 __all__ = ["DirectSolution", "Solution", "Solved", "Solver", "System", "solve"]
 
+_NEVER_MIND = 1 << 26  # bytes for which nobody is asked what is free
 _LOST_DIGITS = 32  # a pivot of that many rounding errors has no digit left to trust
 
 
@@ -106,12 +108,10 @@ class System:
         metric = None if self.metric is None else self.metric.to(dtype)
         return System(self.points.to(dtype), self.kernel, metric, self.ridges.to(dtype))
 
+    @cached_property
     def sides(self) -> tuple[Tensor, Tensor]:
         """Both sides of the kernel's tiles."""
-        return (
-            self.kernel.left(self.points, self.metric),
-            self.kernel.right(self.points, self.metric),
-        )
+        return self.kernel.sides(self.points, self.metric)
 
 
 class Solution(Protocol):
@@ -144,9 +144,8 @@ def solve(
         If "cholesky" was asked for and its triangle does not fit the memory limit.
     """
     n, dtype, device = len(system.points), system.points.dtype, system.points.device
-    held = 0 if spare is None else direct_bytes(n, dtype=dtype, device=device)
-    limit = solver.memory_limit or available_bytes(device) + held
     needed = direct_bytes(n, dtype=dtype, device=device)
+    limit = solver.memory_limit or _unasked_limit(needed, device, spare)
     if solver.name == "cg" or (solver.name == "auto" and needed > limit):
         from normalign.kernels.iterative import solve_iteratively
 
@@ -163,6 +162,13 @@ def solve(
             )
         )
     return _solve_directly(system, y, limit=limit, spare=spare)
+
+
+def _unasked_limit(needed: int, device: torch.device, spare: Triangle | None) -> int:
+    """What may be used where no limit was given: what is free, or is held already."""
+    if needed < _NEVER_MIND:
+        return _NEVER_MIND
+    return available_bytes(device) + (0 if spare is None else needed)
 
 
 class DirectSolution:
@@ -229,20 +235,19 @@ def _finished(triangle: Triangle, y: Tensor, solved: Solved) -> DirectSolution:
 
 def _factorise(system: System, triangle: Triangle, *, jitter: float = 0.0) -> bool:
     fill_(triangle, system)
-    triangle.add_diagonal_(system.ridges + jitter)
+    triangle.add_diagonal_(system.ridges + jitter if jitter else system.ridges)
     if not triangle.factorise_():
         return False
-    pivots = triangle.diagonal().square_()
-    floor = _LOST_DIGITS * torch.finfo(pivots.dtype).eps
-    return bool(torch.isfinite(pivots).all()) and bool(
-        # In double precision there is nowhere better to go.
-        (pivots.min() > floor) | (pivots.dtype == torch.float64) | (jitter > 0)
-    )
+    smallest = float(triangle.diagonal().min()) ** 2  # NaN, if there is one
+    # In double precision there is nowhere better to go.
+    last_resort = system.points.dtype == torch.float64 or jitter > 0
+    lost = _LOST_DIGITS * torch.finfo(system.points.dtype).eps
+    return smallest > (0 if last_resort else lost)
 
 
 def fill_(triangle: Triangle, system: System) -> None:
     """Write a system's kernel matrix into a triangle, tile by tile."""
-    left, right = system.sides()
+    left, right = system.sides
     height, _ = tile_shape(left.device)
     for start, panel in zip(triangle.edges, triangle.panels, strict=False):
         other = right[start : start + panel.shape[1]]

@@ -14,12 +14,14 @@ import math
 import torch
 from torch import Tensor
 
+from normalign.kernels.precision import subtract_products_
+
 __all__ = ["Triangle", "triangle_bytes"]
 
-_CPU_WIDTH = 512
-_CPU_LEAF = 256  # blocks up to this size go to LAPACK whole
-_DEVICE_WIDTH = 4096
-_DEVICE_SQUARE = 16384  # below this one call on the square is fastest
+_CPU_WIDTH = 256
+_CPU_LEAF = 128  # blocks up to this size go to LAPACK whole
+_DEVICE_WIDTH = 2048
+_DEVICE_SQUARE = 8192  # up to this one call on the square is fastest
 
 
 def _panel_width(n: int, device: torch.device) -> int:
@@ -71,7 +73,9 @@ class Triangle:
         return self.edges[-1]
 
     def diagonal(self) -> Tensor:
-        """A copy of the diagonal."""
+        """The diagonal."""
+        if len(self.panels) == 1:
+            return self.panels[0].diagonal()
         return torch.cat([panel.diagonal() for panel in self.panels])
 
     def add_diagonal_(self, values: Tensor) -> None:
@@ -92,9 +96,9 @@ class Triangle:
                 return False
             if len(rows):
                 _solve_right_(block, rows)
-            for m in range(j + 1, len(self.panels)):
-                below, target = panel[self.edges[m] - self.edges[j] :], self.panels[m]
-                target.addmm_(below, below[: target.shape[1]].T, alpha=-1)
+            starts = (edge - self.edges[j] for edge in self.edges[j + 1 : -1])
+            later = zip(starts, self.panels[j + 1 :], strict=True)
+            subtract_products_(panel, list(later))
         return True
 
     def half_solve_(self, b: Tensor) -> Tensor:
@@ -110,6 +114,8 @@ class Triangle:
 
     def solve_(self, b: Tensor) -> Tensor:
         """Overwrite ``b`` by the solution of ``L L^T x = b``, for the factor ``L``."""
+        if len(self.panels) == 1:
+            return b.copy_(torch.cholesky_solve(b, self.panels[0]))
         self.half_solve_(b)
         for start, panel in zip(self.edges[-2::-1], self.panels[::-1], strict=True):
             width = panel.shape[1]
