@@ -1,0 +1,381 @@
+"""Recursive feature machines against xrfm and a plain transcription.
+
+    python benchmarks/rfm.py                    (a), (b), (c), (e): half an hour
+    python benchmarks/rfm.py --only a,c --rounds 1
+    python benchmarks/rfm.py --device cuda      (d), and (e) directly on the GPU
+    python benchmarks/rfm.py --only e --against results/benchmarks/rfm-h200.json
+    python benchmarks/rfm.py --quick            little of each: does it run?
+
+(a) Full fits in float32, five metric updates (two at n = 16000), Laplace kernel of
+    bandwidth 10, ridge 0.001. Every fit is a process of its own, warmed up on 501 rows;
+    the contestants take turns in an order that moves on by one, and the fastest of the
+    rounds counts. The outputs of the fitted machines at 500 rows held out are compared
+    with those of the plain transcription: the same work is timed.
+(b) Peak memory of one cold fit of n = 16000 above what the imports left, data counted.
+(c) Small tables in float64 and float32, in one process, by turns, medians: the
+    estimator with all its checks, and the recursion alone.
+(d) One iteration (kernel, solve, metric update) on a GPU: the median of what a run of
+    four takes between its iterations, data and results staying there. The gradients are
+    taken at 20000 rows at most by all of them; n = 100000 is ours alone.
+(e) 150000 rows of ten columns through `max_leaf_size` on the CPU's cores: seconds, the
+    memory of the process and its children together, AUC on 50000 more rows. On CUDA the
+    same table by the direct fit, and `--against` compares the two.
+
+Who the contestants are, and how xrfm is made to do the same work: rfm_peers.py. The
+last line is JSON; with --save the file is written anew after every row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rfm_peers import AGOP_POINTS, relative_difference
+
+from normalign.paper.store import commit
+
+WORKER = Path(__file__).with_name("rfm_peers.py")
+CONTESTANTS = ("ours", "xrfm", "xrfm cholesky", "plain")
+# Root mean square, relative: float32 against itself in another order; and where the
+# gradients are taken at 20000 rows that each contestant draws its own way.
+AGREE, AGREE_SAMPLED = 5e-3, 3e-2
+Row = dict[str, Any]
+
+
+# --- one job, one process ---------------------------------------------------------
+
+
+def measured(job: str, **settings: Any) -> Row:
+    """Run a job by itself; a failure becomes a row that says so."""
+    command = [sys.executable, str(WORKER), json.dumps({"job": job, **settings})]
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    watch = Watch(child.pid)
+    output, complaints = child.communicate()
+    highest = watch.highest()
+    if child.returncode:
+        lines = complaints.strip().splitlines() or [f"exit {child.returncode}"]
+        return {"failed": lines[-1]}
+    found = json.loads(output.splitlines()[-1])
+    if isinstance(found, dict):
+        found["tree_megabytes"] = highest / 2**20
+    return found
+
+
+class Watch:
+    """The largest memory that a process and its descendants held together.
+
+    Shared pages are counted once (proportional set size), four times a second.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.seen, self.over = pid, 0, threading.Event()
+        self.thread = threading.Thread(target=self.look, daemon=True)
+        self.thread.start()
+
+    def look(self) -> None:
+        while not self.over.wait(0.25):
+            held = sum(proportional(pid) for pid in family(self.pid))
+            self.seen = max(self.seen, held)
+
+    def highest(self) -> int:
+        self.over.set()
+        self.thread.join()
+        return self.seen
+
+
+def family(pid: int) -> Iterator[int]:
+    """A process and all below it."""
+    yield pid
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            below = children.read_text().split()
+        except OSError:  # it has ended in the meantime
+            continue
+        for child in below:
+            yield from family(int(child))
+
+
+def proportional(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
+# --- the parts --------------------------------------------------------------------
+
+
+def fits(options: argparse.Namespace) -> Iterator[Row]:
+    """(a) Full fits by turns."""
+    cases = [(2000, 30, 2, 5), (4000, 30, 2, 5), (8000, 30, 2, 5), (2000, 60, 100, 5),
+             (16000, 30, 2, 2)]  # fmt: skip
+    if options.quick:
+        cases = [(600, 20, 40, 1)]
+    header("(a) full fit", CONTESTANTS, "s")
+    for n, d, k, n_iter in cases:
+        rounds = options.rounds or (1 if options.quick or n >= 16000 else 3)
+        row: Row = {"n": n, "d": d, "k": k, "n_iter": n_iter, "rounds": rounds}
+        turns: dict[str, list[Row]] = {name: [] for name in CONTESTANTS}
+        with tempfile.TemporaryDirectory() as folder:
+            for turn in range(rounds):
+                for name in rotated(CONTESTANTS, turn):
+                    turns[name].append(
+                        measured(
+                            "fit", peer=name, n=n, d=d, k=k, n_iter=n_iter, warm=True,
+                            outputs=stored(folder, name),
+                        )
+                    )  # fmt: skip
+            row["seconds"] = {name: least(turns[name]) for name in CONTESTANTS}
+            row["each"] = turns
+            row |= agreement(folder, CONTESTANTS, "plain")
+        show(row, CONTESTANTS)
+        yield row
+
+
+def memories(options: argparse.Namespace) -> Iterator[Row]:
+    """(b) Peak memory of one cold fit."""
+    n, d, k, n_iter = (800, 20, 2, 1) if options.quick else (16000, 30, 2, 1)
+    header("(b) peak above import", CONTESTANTS, "MB")
+    row: Row = {"n": n, "d": d, "k": k, "n_iter": n_iter}
+    with tempfile.TemporaryDirectory() as folder:
+        runs = {
+            name: measured(
+                "fit", peer=name, n=n, d=d, k=k, n_iter=n_iter, warm=False,
+                outputs=stored(folder, name),
+            )
+            for name in CONTESTANTS
+        }  # fmt: skip
+        row["megabytes"] = {name: run.get("megabytes") for name, run in runs.items()}
+        row["each"] = runs
+        row |= agreement(folder, CONTESTANTS, "plain")
+    show(row, CONTESTANTS, quantity="megabytes")
+    yield row
+
+
+def small_tables(options: argparse.Namespace) -> Iterator[Row]:
+    """(c) Small tables in one process."""
+    sizes, rounds = ([100, 300], 2) if options.quick else ([100, 300, 700, 1400], 21)
+    names = ("ours", "core", "plain")
+    header("(c) small tables", names, "ms")
+    found = measured(
+        "small", sizes=sizes, d=20, k=3, n_iter=5, rounds=options.rounds or rounds
+    )
+    for row in found if isinstance(found, list) else [found]:
+        if "failed" not in row:
+            agreed = max(row["differs"].values()) < AGREE
+            row |= {"agree": agreed, "faster": ratios(row["milliseconds"])}
+        show(row, names, quantity="milliseconds")
+        yield row
+
+
+def iterations(options: argparse.Namespace) -> Iterator[Row]:
+    """(d) Single iterations on a GPU."""
+    names = ("core", "xrfm", "xrfm cholesky")
+    sizes = [5000, 10000, 20000, 40000, 100000]
+    if options.quick:
+        sizes = [2000]
+    header("(d) one iteration", names, "s")
+    for n in sizes:
+        alone = n > 40000
+        n_iter = 1 if alone else 3
+        row: Row = {"n": n, "d": 30, "k": 2, "n_iter": n_iter}
+        present = names[:1] if alone else names
+        with tempfile.TemporaryDirectory() as folder:
+            runs = {
+                name: measured(
+                    "iteration", peer=name, n=n, d=30, k=2, n_iter=n_iter,
+                    device=options.device, outputs=stored(folder, name),
+                )
+                for name in present
+            }  # fmt: skip
+            row["seconds"] = {name: run.get("seconds") for name, run in runs.items()}
+            row["each"] = runs
+            limit = AGREE_SAMPLED if n > AGOP_POINTS else AGREE
+            row |= agreement(folder, present, "core", limit)
+        show(row, present)
+        yield row
+
+
+def large(options: argparse.Namespace) -> Iterator[Row]:
+    """(e) The large table, through leaves or directly."""
+    cuda = options.device == "cuda"
+    n, n_test, leaf = (150_000, 50_000, None if cuda else options.leaf)
+    if options.quick:
+        n, n_test, leaf = 3000, 2000, None if cuda else 1000
+    print(f"\n(e) {n} x 10, {'direct' if cuda else f'leaves of at most {leaf}'}")
+    row = measured(
+        "large", n=n, n_test=n_test, device=options.device, leaf=leaf,
+        n_jobs=None if cuda else os.cpu_count(), **LARGE,
+    )  # fmt: skip
+    if "failed" in row:
+        print(f"    {row['failed']}")
+    else:
+        print(
+            f"    fit {row['fit_seconds']:.0f} s, predict {row['predict_seconds']:.1f}"
+            f" s, {row['tree_megabytes']:.0f} MB, AUC {100 * row['auc']:.2f} (of the "
+            f"best possible {100 * row['best_auc']:.2f})",
+            flush=True,
+        )
+        if options.against:
+            row["behind"] = behind(options.against, row)
+            print(f"    {row['behind']:+.2f} points of AUC behind the direct fit")
+    yield row
+
+
+LARGE = {"bandwidth": 10.0, "ridge": 0.3, "n_iter": 2}
+
+
+def behind(path: Path, row: Row) -> float:
+    """Points of AUC by which a row is worse than the direct fit of a stored run."""
+    records = json.loads(path.read_text())["records"]
+    same = ("n", "n_test", "bandwidth", "ridge", "n_iter")
+    for direct in records.get("e", []):
+        if "auc" in direct and all(direct[name] == row[name] for name in same):
+            return 100 * (direct["auc"] - row["auc"])
+    sys.exit(f"--against must be a stored run of the same table, got {path}")
+
+
+PARTS = {
+    "a": fits,
+    "b": memories,
+    "c": small_tables,
+    "d": iterations,
+    "e": large,
+}
+
+
+# --- tables -----------------------------------------------------------------------
+
+
+def rotated(names: tuple[str, ...], turn: int) -> tuple[str, ...]:
+    cut = turn % len(names)
+    return names[cut:] + names[:cut]
+
+
+def stored(folder: str, name: str) -> str:
+    return str(Path(folder) / f"{name.replace(' ', '-')}.npy")
+
+
+def least(runs: list[Row]) -> float | None:
+    return min((run["seconds"] for run in runs if "seconds" in run), default=None)
+
+
+def agreement(
+    folder: str, names: tuple[str, ...], reference: str, limit: float = AGREE
+) -> Row:
+    """How far the outputs of each are from those of one of them."""
+    base = stored(folder, reference)
+    differs = {
+        name: relative_difference(base, stored(folder, name))
+        for name in names
+        if name != reference and Path(base).exists()
+        if Path(stored(folder, name)).exists()
+    }
+    return {"differs": differs, "agree": all(by < limit for by in differs.values())}
+
+
+def ratios(values: dict[str, float | None]) -> dict[str, float]:
+    """How many times more the others need than the first of them that is ours."""
+    own = next((values[name] for name in ("ours", "core") if values.get(name)), None)
+    if own is None:
+        return {}
+    return {
+        name: value / own
+        for name, value in values.items()
+        if value and name not in ("ours", "core")
+    }
+
+
+def header(title: str, names: tuple[str, ...], unit: str) -> None:
+    columns = "".join(f"{f'{name}, {unit}':>20}" for name in names)
+    print(f"\n{title:32}{columns}   times ours", flush=True)
+
+
+def show(row: Row, names: tuple[str, ...], quantity: str = "seconds") -> None:
+    if "failed" in row:
+        print(f"    {row['failed']}", flush=True)
+        return
+    row.setdefault("faster", ratios(row[quantity]))
+    line = f"n = {row['n']}, d = {row['d']}, k = {row['k']}, {row['n_iter']} updates"
+    line = f"{line} {row.get('dtype', '')}".ljust(32)
+    for name in names:
+        value = row[quantity].get(name)
+        line += f"{value:20.4g}" if value is not None else f"{'failed':>20}"
+    line += "   " + ", ".join(f"{by:.1f}" for by in row["faster"].values())
+    print(line + ("" if row["agree"] else f"   DIFFERENT {row['differs']}"), flush=True)
+    for name, run in row.get("each", {}).items():
+        for one in run if isinstance(run, list) else [run]:
+            if "failed" in one:
+                print(f"    {name}: {one['failed']}", flush=True)
+
+
+def peer_version() -> str | None:
+    try:
+        return version("xrfm")
+    except PackageNotFoundError:  # a folder on PYTHONPATH says nothing of itself
+        return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--quick", action="store_true", help="little of each part")
+    parser.add_argument("--rounds", type=int, help="instead of each part's own number")
+    parser.add_argument("--against", type=Path, help="a stored run with a direct (e)")
+    parser.add_argument("--leaf", type=int, default=8000, help="max_leaf_size of (e)")
+    parser.add_argument("--save", type=Path, help="write the JSON to this file too")
+    parser.add_argument("--commit", help="what is measured, where git cannot tell")
+    options = parser.parse_args()
+    usual = "d,e" if options.device == "cuda" else "a,b,c,e"
+    parts = (options.only or usual).split(",")
+    if not set(parts) <= set(PARTS):
+        parser.error(f"--only must be some of {','.join(PARTS)}, got {options.only}")
+    cuda = options.device == "cuda"
+    records: dict[str, list[Row]] = {}
+    result = {
+        "benchmark": "rfm", "quick": options.quick,
+        "device": torch.cuda.get_device_name() if cuda else platform.machine(),
+        "threads": torch.get_num_threads(), "cores": os.cpu_count(),
+        "torch": torch.__version__, "python": platform.python_version(),
+        "xrfm": peer_version(), "commit": options.commit or commit(),
+        "agree": AGREE, "records": records,
+    }  # fmt: skip
+    start = time.perf_counter()
+    for part in parts:
+        records[part] = []
+        for row in PARTS[part](options):
+            records[part].append(row)
+            result["seconds"] = time.perf_counter() - start
+            if options.save:
+                options.save.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result))
+    if any(broken(row) for rows in records.values() for row in rows):
+        sys.exit(1)
+
+
+def broken(row: Row) -> bool:
+    """Whether we failed, or timed other work than the others did."""
+    runs = row.get("each", {})
+    own = runs.get("ours") or runs.get("core") or []
+    failed = any("failed" in run for run in (own if isinstance(own, list) else [own]))
+    return failed or "failed" in row or not row.get("agree", True)
+
+
+if __name__ == "__main__":
+    main()
