@@ -39,6 +39,14 @@ _HOMES = {
     # pull a model towards alignment while it trains
     "GrokAlign": "regularizers",
     "tune_weight": "training",
+    # kernel machines for tables
+    "RFAMClassifier": "estimators",
+    "RFAMClassifierCV": "estimators",
+    "RFAMRegressor": "estimators",
+    "RFAMRegressorCV": "estimators",
+    "RFMClassifier": "estimators",
+    "RFMRegressor": "estimators",
+    "make_tabular_pipeline": "estimators",
     # many networks at once
     "Ensemble": "training",
     "Member": "training",
@@ -55,6 +63,12 @@ __all__ = [
     "LocalGeometry",
     "Member",
     "PowerDiagram",
+    "RFAMClassifier",
+    "RFAMClassifierCV",
+    "RFAMRegressor",
+    "RFAMRegressorCV",
+    "RFMClassifier",
+    "RFMRegressor",
     "__version__",
     "alignment_ratio",
     "centroid_alignment",
@@ -66,6 +80,7 @@ __all__ = [
     "local_affine",
     "local_geometry",
     "local_robustness",
+    "make_tabular_pipeline",
     "nn",
     "normal_alignment",
     "optim",
@@ -127,6 +142,27 @@ if TYPE_CHECKING:  # what type checkers and editors see; keep in step with _HOME
     )
     from normalign import (
         training as training,
+    )
+    from normalign.estimators import (
+        RFAMClassifier as RFAMClassifier,
+    )
+    from normalign.estimators import (
+        RFAMClassifierCV as RFAMClassifierCV,
+    )
+    from normalign.estimators import (
+        RFAMRegressor as RFAMRegressor,
+    )
+    from normalign.estimators import (
+        RFAMRegressorCV as RFAMRegressorCV,
+    )
+    from normalign.estimators import (
+        RFMClassifier as RFMClassifier,
+    )
+    from normalign.estimators import (
+        RFMRegressor as RFMRegressor,
+    )
+    from normalign.estimators import (
+        make_tabular_pipeline as make_tabular_pipeline,
     )
     from normalign.geometry import (
         At as At,

@@ -123,6 +123,16 @@ def test_the_preconditioner_saves_steps():
     assert steps[100] < steps[1] / 3
 
 
+@pytest.mark.parametrize("ridge", [1e-3, 0.1])
+def test_a_crowded_plane_in_float32_still_has_a_preconditioner(ridge):
+    problem = system(n=1500, d=2, ridge=ridge, dtype=torch.float32, kernel=KERNELS[4])
+    y = points(1500, 1, dtype=torch.float32)
+    found = solve(problem, y, Solver("cg", rank=1000, tolerance=1e-3))
+    assert found.solved.converged
+    left = dense(problem.to(DOUBLE)) @ found.coef.double() - y.double()
+    assert float(left.norm() / y.norm()) < 1e-2
+
+
 def test_targets_of_zero_are_solved_by_zeros():
     found = solve(system(), torch.zeros(40, 2, dtype=DOUBLE), Solver("cg"))
     assert torch.equal(found.coef, torch.zeros(40, 2, dtype=DOUBLE))

@@ -97,9 +97,8 @@ def _preconditioner(system: System, rank: int) -> Callable[[Tensor], Tensor]:
     table = kernel_matrix(points, some, system.kernel, metric=system.metric)
     inverse_ridges = 1 / system.ridges[:, None]
     core = kernel_matrix(some, some, system.kernel, metric=system.metric).double()
-    core.diagonal().add_(rank * torch.finfo(dtype).eps)
     core += (table.T @ (table * inverse_ridges)).double()
-    factor = torch.linalg.cholesky(core)
+    factor = _definite_factor(core, torch.finfo(dtype).eps)
 
     def precondition(residual: Tensor) -> Tensor:
         scaled = residual * inverse_ridges
@@ -107,6 +106,21 @@ def _preconditioner(system: System, rank: int) -> Callable[[Tensor], Tensor]:
         return scaled - (table @ inner) * inverse_ridges
 
     return precondition
+
+
+def _definite_factor(core: Tensor, noise: float) -> Tensor:
+    """A Cholesky factor of a matrix that is definite up to noise of its dtype.
+
+    Whatever is added to the diagonal moves the preconditioner, not the solution.
+    """
+    shift = noise * float(core.diagonal().mean())
+    while True:
+        factor, info = torch.linalg.cholesky_ex(
+            core + shift * torch.eye(len(core), dtype=core.dtype, device=core.device)
+        )
+        if not info:
+            return factor
+        shift *= 10
 
 
 def conjugate_gradients(

@@ -1,0 +1,209 @@
+"""Tables in, tables out: what a caller's arrays are, and how answers go back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import sparse
+from sklearn.utils.validation import validate_data
+
+from normalign._checks import complaint, require, require_kind
+
+__all__ = ["Origin", "as_numpy", "checked_features", "checked_weights"]
+
+# Weights by which any ridge can be divided in single precision.
+_WEIGHTS = (1e-20, 1e20)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a caller's table came from, so that answers can go back there.
+
+    Parameters
+    ----------
+    namespace : module or None
+        The array-API namespace, torch among them; ``None`` for numpy and all that
+        becomes numpy (lists, DataFrames).
+    device : object
+        The device in that namespace's own terms.
+
+    Examples
+    --------
+    >>> Origin.of(torch.zeros(2)).restored(np.array([1.0, 2.0]))
+    tensor([1., 2.], dtype=torch.float64)
+    """
+
+    namespace: Any = None
+    device: Any = None
+
+    @classmethod
+    def of(cls, values: Any) -> Origin:
+        """The origin of an array."""
+        if isinstance(values, torch.Tensor):
+            return cls(torch, values.device)
+        if isinstance(values, np.ndarray) or not hasattr(values, "__array_namespace__"):
+            return cls()
+        return cls(values.__array_namespace__(), values.device)
+
+    def restored(self, answer: np.ndarray) -> Any:
+        """The answer as an array of this origin; strings have none but numpy's."""
+        if self.namespace is None or answer.dtype.kind not in "biuf":
+            return answer
+        if self.namespace is torch:
+            return torch.as_tensor(answer, device=self.device)
+        return self.namespace.asarray(answer, device=self.device)
+
+
+def as_numpy(values: Any) -> Any:
+    """Copy or view an array of any library as numpy; leave lists and frames alone.
+
+    Examples
+    --------
+    >>> as_numpy(torch.tensor([1.0, 2.0]))
+    array([1., 2.], dtype=float32)
+    """
+    if isinstance(values, torch.Tensor):
+        plain = values.detach().cpu()
+        return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+    if isinstance(values, np.ndarray) or not hasattr(values, "__array_namespace__"):
+        return values
+    if hasattr(values, "get"):  # cupy: the only way off its device
+        return values.get()
+    try:
+        return np.from_dlpack(values)
+    except (AttributeError, BufferError, RuntimeError, TypeError):
+        return np.asarray(values)  # not exchanged that way, or on another device
+
+
+def checked_features(estimator: Any, X: Any, *, reset: bool) -> np.ndarray:
+    """Return X as a finite float table, and keep or compare its columns' names.
+
+    Numbers in any form pass (float32 stays float32, all else is float64): integers,
+    booleans, pandas' nullable types. What must be encoded or filled first is refused,
+    with the name of what does that.
+
+    Raises
+    ------
+    TypeError
+        If X is sparse.
+    ValueError
+        If X has text, dates, categories, missing or infinite values; in
+        scikit-learn's words if its shape or its columns' names are wrong.
+    """
+    callee = type(estimator).__name__
+    _require_dense(callee, X)
+    _require_numbers(callee, X)
+    table: Any = validate_data(
+        estimator,
+        as_numpy(X),
+        reset=reset,
+        dtype=[np.float64, np.float32],
+        ensure_all_finite=False,
+    )
+    _require_finite(callee, table, getattr(estimator, "feature_names_in_", None))
+    return table
+
+
+def _require_dense(callee: str, X: Any) -> None:
+    loose = sparse.issparse(X) or (
+        isinstance(X, torch.Tensor) and X.layout is not torch.strided
+    )
+    require_kind(
+        not loose, callee, "X", "dense, not sparse", f"a sparse {type(X).__name__}",
+        "A kernel fills every entry anyway: pass X.toarray(), X.to_dense() in torch.",
+    )  # fmt: skip
+
+
+def _require_numbers(callee: str, X: Any) -> None:
+    if hasattr(X, "iloc") and hasattr(X, "dtypes") and getattr(X, "ndim", 0) == 2:
+        wrong = [
+            f"{name!r} ({kind})"
+            for name, kind, column in zip(
+                X.columns, X.dtypes, (X.iloc[:, i] for i in range(X.shape[1])),
+                strict=True,
+            )
+            if not _is_number(kind, column)
+        ]  # fmt: skip
+    else:
+        kind = getattr(X, "dtype", None)
+        words = isinstance(kind, np.dtype) and not _is_number(kind, X.flat)
+        wrong = [f"an array of {kind}"] if words else []
+    require(
+        not wrong, callee, "X", "numbers", _some(wrong),
+        f"make_tabular_pipeline({callee}()) encodes and scales such columns.",
+    )  # fmt: skip
+
+
+def _is_number(dtype: Any, values: Iterable[Any]) -> bool:
+    """Booleans, integers, floats; objects too, unless one of them is a text."""
+    kind = getattr(dtype, "kind", "O")
+    if kind != "O":
+        return kind in "biufc"  # complex numbers are refused by scikit-learn itself
+    if str(dtype) != "object":
+        return False
+    return not any(isinstance(value, str) for value in values)
+
+
+def _require_finite(callee: str, table: np.ndarray, names: Any) -> None:
+    finite = np.isfinite(table)
+    if finite.all():
+        return
+    columns = np.flatnonzero(~finite.all(axis=0))
+    named = [repr(str(names[j])) if names is not None else str(j) for j in columns]
+    kinds = " and ".join(
+        word
+        for word, found in (("NaN", np.isnan(table)), ("inf", np.isinf(table)))
+        if found.any()
+    )
+    raise ValueError(
+        complaint(
+            callee, "X", "finite, without NaN and inf",
+            f"{kinds} in {(~finite).sum()} places, in the columns {_some(named)}",
+            f"Fill or drop them; make_tabular_pipeline({callee}()) fills NaN.",
+        )
+    )  # fmt: skip
+
+
+def _some(items: list[str], most: int = 5) -> str:
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more
+
+
+def checked_weights(callee: str, sample_weight: Any, n: int) -> np.ndarray | None:
+    """Return one finite weight of at least zero per row, or None if none are given.
+
+    Raises
+    ------
+    ValueError
+        If their shape or a value is wrong, or all are zero.
+    """
+    if sample_weight is None:
+        return None
+    weights = np.asarray(as_numpy(sample_weight), dtype=np.float64)
+    if weights.ndim == 0:
+        weights = np.full(n, float(weights))
+    require(
+        weights.shape == (n,), callee, "sample_weight",
+        f"one number for each of the {n} rows", f"shape {weights.shape}",
+    )  # fmt: skip
+    require(
+        bool(np.isfinite(weights).all() and (weights >= 0).all()), callee,
+        "sample_weight", "finite and not negative",
+        f"weights from {weights.min()} to {weights.max()}",
+    )  # fmt: skip
+    used = weights[weights > 0]
+    require(
+        len(used) > 0, callee, "sample_weight", "positive for some row",
+        "only zero weights",
+    )  # fmt: skip
+    require(
+        bool(used.min() >= _WEIGHTS[0] and used.max() <= _WEIGHTS[1]), callee,
+        "sample_weight", f"zero or from {_WEIGHTS[0]:g} to {_WEIGHTS[1]:g}",
+        f"weights from {used.min():g} to {used.max():g}",
+        "They act as repetitions: divide them all by their mean.",
+    )  # fmt: skip
+    return weights

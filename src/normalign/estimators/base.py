@@ -1,0 +1,316 @@
+"""How all kernel machine estimators are fitted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.utils import check_random_state
+from torch import Tensor
+from tqdm import tqdm
+
+from normalign.estimators.arrays import Origin, checked_features, checked_weights
+from normalign.estimators.fitted import FittedMachine, kernel_named
+from normalign.estimators.leaves import Clock, FittedLeaf, LeafJob, Recipe, fit_leaf
+from normalign.estimators.limits import require_memory, warn_of_scale
+from normalign.estimators.parameters import check_parameters
+from normalign.estimators.partitioned import fit_partitioned
+from normalign.estimators.placement import Frame, chosen_device, chosen_dtype
+from normalign.estimators.problem import Problem, held_out_rows
+from normalign.estimators.targets import Answers
+from normalign.kernels import Iteration, Solver
+
+__all__ = ["KernelMachine"]
+
+# Rows that temperatures are fitted on: what they cost is then below the solve's cost.
+_CALIBRATION_ROWS = 500
+
+
+class KernelMachine(FittedMachine):
+    """Base of the estimators; a subclass says what answers are.
+
+    ``fit`` turns tables into a :class:`~normalign.estimators.problem.Problem` and
+    hands it to ``_fit_problem``, which a subclass may override to choose parameters
+    first.
+    """
+
+    def __init__(
+        self,
+        *,
+        kernel: str = "laplace",
+        exponent: float = 1.0,
+        bandwidth: float = 10.0,
+        bandwidth_rule: str = "fixed",
+        ridge: float = 1e-3,
+        n_iter: int = 5,
+        diagonal: bool = False,
+        center: bool = True,
+        solver: str = "auto",
+        device: Any = "auto",
+        dtype: str = "auto",
+        memory_limit: int | None = None,
+        max_leaf_size: int | None = None,
+        validation_fraction: float | None = None,
+        time_limit_s: float | None = None,
+        agop_samples: int = 20_000,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.kernel = kernel
+        self.exponent = exponent
+        self.bandwidth = bandwidth
+        self.bandwidth_rule = bandwidth_rule
+        self.ridge = ridge
+        self.n_iter = n_iter
+        self.diagonal = diagonal
+        self.center = center
+        self.solver = solver
+        self.device = device
+        self.dtype = dtype
+        self.memory_limit = memory_limit
+        self.max_leaf_size = max_leaf_size
+        self.validation_fraction = validation_fraction
+        self.time_limit_s = time_limit_s
+        self.agop_samples = agop_samples
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit the machine.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Numbers, without missing ones: numpy, DataFrame, torch, any array API.
+        y : array-like of shape (n,) or (n, o)
+            Answers; several columns are several outputs.
+        sample_weight : array-like of shape (n,), optional
+            Weights act as repetitions: two is the row twice, zero is no row.
+
+        Returns
+        -------
+        self
+            If anything fails the estimator stays as it was.
+        """
+        with _unchanged_on_failure(self):
+            check_parameters(self)
+            self._forget()
+            table = checked_features(self, X, reset=True)
+            weights = checked_weights(type(self).__name__, sample_weight, len(table))
+            kept = None if weights is None else weights > 0
+            answers = self._answers(y, len(table), kept)
+            if weights is not None:
+                table, weights = table[kept], weights[kept]
+            self._fit_problem(self._problem(table, answers, weights, Origin.of(X)))
+        return self
+
+    def _answers(self, y: Any, n: int, kept: np.ndarray | None) -> Answers:
+        raise NotImplementedError
+
+    def _identity_weight(self) -> float:
+        return 1.0  # an RFM starts with the identity
+
+    def _calibrate(
+        self, outputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | None
+    ) -> None:
+        """Learn from rows that were left out; nothing unless there are classes."""
+
+    def _forget(self) -> None:
+        for name in [n for n in vars(self) if n.endswith("_") or n == "_machine"]:
+            delattr(self, name)
+
+    def _problem(
+        self,
+        table: np.ndarray,
+        answers: Answers,
+        weights: np.ndarray | None,
+        origin: Origin,
+    ) -> Problem:
+        callee, n = type(self).__name__, len(table)
+        frame = Frame.around(table)
+        frame.require_size(callee)
+        # By the median rule distances are of the size of one before the bandwidth.
+        unit = frame.unit if self.bandwidth_rule == "fixed" else 1.0
+        return Problem(
+            table=table,
+            answers=answers,
+            weights=weights,
+            frame=frame,
+            dtype=chosen_dtype(callee, self.dtype, n, spread=unit / self.bandwidth),
+            device=chosen_device(callee, self.device, n, given=origin.device),
+            center=bool(self.center),
+        )
+
+    def _recipe(self, problem: Problem) -> Recipe:
+        """The parameters as the recursion takes them, in the problem's frame."""
+        fixed = self.bandwidth_rule == "fixed"
+        return Recipe(
+            kernel=kernel_named(
+                self.kernel,
+                exponent=self.exponent,
+                bandwidth=self.bandwidth / problem.frame.unit
+                if fixed
+                else self.bandwidth,
+            ),
+            ridge=float(self.ridge),
+            n_iter=int(self.n_iter),
+            identity_weight=problem.frame.identity_weight(self._identity_weight()),
+            bandwidth_rule=self.bandwidth_rule,
+            diagonal=bool(self.diagonal),
+            solver=Solver(self.solver, memory_limit=self.memory_limit),  # type: ignore[arg-type]
+            agop_samples=int(self.agop_samples),
+            dtype=problem.dtype,
+            device=str(problem.device),
+            score=problem.score,
+        )
+
+    def _fit_problem(self, problem: Problem) -> None:
+        """Run Algorithm 1 on the problem and keep what it learned."""
+        callee = type(self).__name__
+        for_split, for_fit = _seeds(self.random_state)
+        held = None
+        if self.validation_fraction is not None:
+            apart = held_out_rows(
+                callee, problem, float(self.validation_fraction), for_split
+            )
+            held, problem = problem.rows(apart), problem.rows(~apart)
+        recipe = self._recipe(problem)
+        in_parts = self.max_leaf_size is not None and problem.n > self.max_leaf_size
+        require_memory(
+            callee, problem, solver=self.solver, limit=self.memory_limit,
+            most=self.max_leaf_size,
+        )  # fmt: skip
+        if self.bandwidth_rule == "fixed":
+            warn_of_scale(callee, problem, recipe.kernel)
+        if in_parts:
+            self._fit_parts(problem, held, recipe, for_fit)
+        else:
+            self._fit_whole(problem, held, recipe, for_fit)
+        self.location_, self.unit_ = problem.frame.location, problem.frame.unit
+        self.kernel_, self.exponent_ = str(self.kernel), float(self.exponent)
+        diagonal = self.metric_ if self.metric_.ndim == 1 else self.metric_.diagonal()
+        share = np.clip(diagonal, 0, None) * problem.variances()
+        self.feature_importances_ = share / (share.sum() or 1.0)
+        self._machine = self._rebuilt()
+        if held is not None:
+            x = torch.as_tensor(held.inside(), device=problem.device)
+            self._calibrate(self._outputs_inside(x), held.answers.columns, held.weights)
+
+    def _fit_whole(
+        self, problem: Problem, held: Problem | None, recipe: Recipe, seed: int
+    ) -> None:
+        rows = None
+        if held is None and problem.sizes:
+            rows = problem.sample(_CALIBRATION_ROWS, seed)
+        limit = self.time_limit_s
+        if self.verbose:
+            recipe = _WatchedRecipe(**vars(recipe), title=type(self).__name__)
+        leaf = fit_leaf(
+            LeafJob(
+                recipe,
+                problem.inside(),
+                problem.targets(),
+                problem.weights,
+                seed,
+                validation=None if held is None else problem.judged(held),
+                left_out=rows,
+                clock=Clock(None if limit is None else time.time() + limit),
+            )
+        )
+        self.metric_ = leaf.metric
+        self.dual_coef_ = leaf.coef.astype(np.float64) * problem.target_unit
+        self.intercept_ = problem.intercept
+        self.X_fit_ = problem.table.copy()
+        self._report(problem, leaf)
+        if rows is not None and leaf.left_out is not None:
+            weights = None if problem.weights is None else problem.weights[rows]
+            self._calibrate(
+                leaf.left_out + problem.intercept,
+                problem.answers.columns[rows],
+                weights,
+            )
+
+    def _fit_parts(
+        self, problem: Problem, held: Problem | None, recipe: Recipe, seed: int
+    ) -> None:
+        part = fit_partitioned(
+            problem.inside(),
+            problem.targets(),
+            problem.weights,
+            recipe=recipe,
+            max_leaf_size=int(self.max_leaf_size or 0),
+            validation=None if held is None else problem.judged(held),
+            n_left_out=_CALIBRATION_ROWS if held is None and problem.sizes else 0,
+            n_jobs=self.n_jobs,
+            seed=seed,
+            time_limit_s=self.time_limit_s,
+            progress=bool(self.verbose),
+        )
+        frame, arrays = problem.frame, dict(part.arrays)
+        self.metric_ = arrays.pop("metric")
+        self.dual_coef_ = arrays.pop("coef").astype(np.float64) * problem.target_unit
+        self.intercept_ = problem.intercept
+        self.X_fit_ = part.x_fit.astype(np.float64) * frame.unit + frame.location
+        # As the machine sees them: to go back and forth would round them once more.
+        self.leaves_ = {**arrays, "centers": part.x_fit}
+        self.leaves_["intercepts"] = arrays["intercepts"] * problem.target_unit
+        self._report(problem, part.leaves[0])
+        if part.left_out is not None:
+            outputs, targets, weights = part.left_out
+            shift = problem.intercept
+            self._calibrate(outputs + shift, targets + shift, weights)
+
+    def _report(self, problem: Problem, leaf: FittedLeaf) -> None:
+        """Say how it went: iterations, solver, precision, scores."""
+        self.n_iter_ = int(leaf.n_iter)
+        self.bandwidth_ = float(leaf.bandwidth) * problem.frame.unit
+        self.solver_ = str(leaf.solved["solver"])
+        self.solver_dtype_ = str(leaf.solved["dtype"])
+        self.jitter_ = float(leaf.solved["jitter"])
+        self.converged_ = bool(leaf.solved["converged"])
+        self.dtype_ = str(problem.dtype).removeprefix("torch.")
+        self.device_ = str(problem.device)
+        if self.validation_fraction is not None:
+            self.validation_scores_ = np.array(leaf.scores)
+
+
+@dataclass(frozen=True)
+class _WatchedRecipe(Recipe):
+    """A recipe whose iterations advance a bar on stderr."""
+
+    title: str = ""
+
+    def iterations(
+        self, x: Tensor, y: Tensor, weights: Tensor | None, seed: int
+    ) -> Iterator[Iteration]:
+        """Algorithm 1 on these rows."""
+        plain = super().iterations(x, y, weights, seed)
+        yield from tqdm(plain, total=self.n_iter + 1, desc=self.title)
+
+
+@contextmanager
+def _unchanged_on_failure(estimator: Any) -> Iterator[None]:
+    """Put an estimator back as it was if its fit does not come to an end."""
+    before, done = dict(vars(estimator)), False
+    try:
+        yield
+        done = True
+    finally:
+        if not done:
+            vars(estimator).clear()
+            vars(estimator).update(before)
+
+
+def _seeds(random_state: Any) -> tuple[int, int]:
+    """Two seeds; without a random state fresh ones, never the global generator's."""
+    if random_state is None:
+        random_state = int(np.random.SeedSequence().generate_state(1)[0])
+    first, second = check_random_state(random_state).randint(2**31 - 1, size=2)
+    return int(first), int(second)

@@ -1,0 +1,176 @@
+r"""Several machines as one: blended by the gates of a tree of smooth cuts.
+
+.. math:: f(x) = \sum_\ell g_\ell(x) f_\ell(x), \qquad \sum_\ell g_\ell = 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from normalign.estimators.leaves import FittedLeaf
+from normalign.estimators.tree import Tree
+from normalign.kernels import Kernel, Machine
+
+__all__ = ["BlendedMachine", "LeftOut", "Partitioned", "assembled"]
+
+
+@dataclass(frozen=True)
+class BlendedMachine:
+    """Machines of the leaves, blended by the gates of a tree.
+
+    Behaves like a :class:`~normalign.kernels.Machine`: callable, with a closed-form
+    Jacobian in which the gates are differentiated as well.
+
+    Parameters
+    ----------
+    tree : Tree
+    machines : sequence of Machine
+        One per leaf.
+
+    Examples
+    --------
+    >>> from normalign.kernels import Laplace
+    >>> def constant(value):
+    ...     return Machine(torch.zeros(1, 1), torch.zeros(1, 1), torch.eye(1),
+    ...                    Laplace(), torch.tensor([value]))
+    >>> tree = Tree(torch.ones(1, 1), torch.tensor([[0.0, 2.0]]),
+    ...             torch.tensor([[-1, -2]]))
+    >>> BlendedMachine(tree, (constant(2.0), constant(4.0)))(torch.ones(1, 1))
+    tensor([[3.]])
+    """
+
+    tree: Tree
+    machines: Sequence[Machine]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Outputs at every row, ``(n, k)``."""
+        outputs = x.new_zeros(len(x), len(self.machines[0].intercept))
+        for leaf, rows, gate, _ in self.tree.visits(x):
+            part = gate.to(x.dtype)[:, None] * self.machines[leaf](x[rows])
+            outputs.index_add_(0, rows, part)
+        return outputs
+
+    def jacobian(self, x: Tensor) -> Tensor:
+        r"""Jacobians at every row, ``(n, k, d)``, in closed form.
+
+        .. math:: J = \sum_\ell g_\ell J_\ell + f_\ell (\nabla g_\ell)^\top
+        """
+        jacobian = x.new_zeros(len(x), len(self.machines[0].intercept), x.shape[1])
+        for leaf, rows, gate, gradient in self.tree.visits_with_gradients(x):
+            machine, at = self.machines[leaf], x[rows]
+            part = gate.to(x.dtype)[:, None, None] * machine.jacobian(at)
+            if gradient is not None:
+                # Few rows lie inside a band; elsewhere the gates are constant.
+                inside = gradient.any(1).nonzero()[:, 0]
+                slope = gradient[inside].to(x.dtype)
+                part[inside] += machine(at[inside])[:, :, None] * slope[:, None, :]
+            jacobian.index_add_(0, rows, part)
+        return jacobian
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> BlendedMachine:
+        """The same machine elsewhere; the tree stays in float64."""
+        return BlendedMachine(
+            self.tree if device is None else self.tree.to(device),
+            tuple(machine.to(device, dtype) for machine in self.machines),
+        )
+
+
+class LeftOut(NamedTuple):
+    """Blended outputs at training rows of machines fitted without them.
+
+    ``outputs`` and ``targets`` have shape (r, k), ``weights`` (r,). Merged rows have
+    their mean target.
+    """
+
+    outputs: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
+
+
+@dataclass(frozen=True)
+class Partitioned:
+    """A fitted partition as flat numpy arrays, and how it came about.
+
+    Parameters
+    ----------
+    x_fit : array of shape (m, d)
+        The distinct training rows.
+    arrays : dict of str to array
+        ``rows`` and ``offsets``: leaf l has the rows ``rows[offsets[l]:offsets[l+1]]``
+        of ``x_fit`` as centers and that slice of ``coef`` as coefficients.
+        ``bandwidths`` (leaves,), ``intercepts`` (leaves, k) and the one ``metric``.
+        ``directions`` (cuts, d), ``bands`` (cuts, 2) and ``children`` (cuts, 2) as in
+        :class:`~normalign.estimators.tree.Tree`.
+    leaves : list of FittedLeaf
+        One record for all leaves together: the iteration kept, scores, solvers.
+    left_out : LeftOut or None
+    """
+
+    x_fit: np.ndarray
+    arrays: dict[str, np.ndarray]
+    leaves: list[FittedLeaf]
+    left_out: LeftOut | None
+
+    @property
+    def metric(self) -> np.ndarray:
+        """The metric of all leaves, (d, d) or (d,), of trace d."""
+        return self.arrays["metric"]
+
+    def machine(
+        self, kernel: Kernel, *, dtype: torch.dtype, device: str = "cpu"
+    ) -> BlendedMachine:
+        """The blended machine; ``kernel`` gives the family, the leaves bandwidths."""
+        return assembled(self.x_fit, self.arrays, kernel, dtype=dtype, device=device)
+
+
+def assembled(
+    x_fit: np.ndarray,
+    arrays: dict[str, np.ndarray],
+    kernel: Kernel,
+    *,
+    dtype: torch.dtype,
+    device: str = "cpu",
+) -> BlendedMachine:
+    """Build a blended machine from flat arrays.
+
+    Parameters
+    ----------
+    x_fit : array of shape (m, d)
+        Rows that the leaves' centers are taken from.
+    arrays : dict of str to array
+        As :class:`Partitioned` describes them.
+    kernel : Kernel
+        The family; each leaf has its own bandwidth.
+
+    Returns
+    -------
+    BlendedMachine
+    """
+
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.tensor(array, dtype=dtype, device=device)
+
+    centers, coef = tensor(x_fit), tensor(arrays["coef"])
+    rows = torch.tensor(arrays["rows"], device=device)
+    metric, offsets = tensor(arrays["metric"]), arrays["offsets"].tolist()
+    machines = tuple(
+        Machine(
+            centers[rows[start:stop]],
+            coef[start:stop],
+            metric,
+            replace(kernel, bandwidth=float(arrays["bandwidths"][leaf])),
+            tensor(arrays["intercepts"][leaf]),
+        )
+        for leaf, (start, stop) in enumerate(pairwise(offsets))
+    )
+    cuts = (torch.tensor(arrays[n]) for n in ("directions", "bands", "children"))
+    return BlendedMachine(Tree(*cuts).to(device), machines)

@@ -1,0 +1,163 @@
+"""What a fitted kernel machine answers, from state that is numpy alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from normalign.estimators.arrays import Origin, checked_features
+from normalign.estimators.blended import assembled
+from normalign.estimators.placement import DTYPES, Frame, power_of_two
+from normalign.kernels import KERNELS, Kernel, Machine
+
+__all__ = ["FittedMachine", "kernel_named"]
+
+
+def kernel_named(name: str, *, exponent: float, bandwidth: float) -> Kernel:
+    """The kernel of an estimator's parameters.
+
+    Examples
+    --------
+    >>> kernel_named("gaussian", exponent=1.0, bandwidth=2.0)
+    Gaussian(bandwidth=2.0)
+    """
+    more = {"exponent": float(exponent)} if name == "laplace" else {}
+    return KERNELS[name](bandwidth=float(bandwidth), **more)
+
+
+class FittedMachine(BaseEstimator):
+    """Outputs and Jacobians of a machine whose arrays a subclass has learned.
+
+    The arrays are in the caller's units; the machine of tensors, in the frame of the
+    training table, is made of them when it is first needed and is never pickled, so
+    that what was fitted on a GPU can be loaded anywhere.
+    """
+
+    metric_: np.ndarray
+    dual_coef_: np.ndarray
+    intercept_: np.ndarray
+    X_fit_: np.ndarray
+    location_: np.ndarray
+    unit_: float
+    bandwidth_: float
+    exponent_: float
+    kernel_: str
+    dtype_: str
+    device_: str
+
+    def jacobian(self, X: Any) -> Any:
+        r"""Jacobians of the outputs, in closed form.
+
+        .. math:: J_x = \partial f(x) / \partial x
+
+        One row per target, or per class: the outputs whose largest is the predicted
+        class (two of them for two classes; ``decision_function`` is then their
+        difference). At a training row its own kernel, which has a kink there,
+        contributes nothing, as in Algorithm 1.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+
+        Returns
+        -------
+        array of shape (n, k, d)
+            Of the kind of X.
+        """
+        x, finish = self._entered(X)
+        machine, scale = self._model()
+        jacobian = machine.jacobian(x).cpu().double().numpy()
+        return finish(jacobian * (scale / self.unit_))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state without tensors: they are rebuilt from the arrays."""
+        state: Any = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "_machine"}
+
+    def _outputs(self, X: Any) -> tuple[np.ndarray, Callable[[np.ndarray], Any]]:
+        """Outputs in float64, and how answers made of them go back to the caller."""
+        x, finish = self._entered(X)
+        return self._outputs_inside(x), finish
+
+    def _outputs_inside(self, x: Tensor) -> np.ndarray:
+        machine, scale = self._model()
+        return machine(x).cpu().double().numpy() * scale + self.intercept_
+
+    def _entered(self, X: Any) -> tuple[Tensor, Callable[[np.ndarray], Any]]:
+        check_is_fitted(self)
+        table = checked_features(self, X, reset=False)
+        origin = Origin.of(X)
+
+        def finish(answer: np.ndarray) -> Any:
+            floating = answer.dtype.kind == "f"
+            return origin.restored(answer.astype(table.dtype) if floating else answer)
+
+        inside = Frame(self.location_, self.unit_).enter(table, DTYPES[self.dtype_])
+        return torch.as_tensor(inside, device=self._device_here()), finish
+
+    def _model(self) -> tuple[Any, float]:
+        """The machine, and what its outputs are to be multiplied by."""
+        if getattr(self, "_machine", None) is None:
+            self._machine = self._rebuilt()
+        return self._machine
+
+    def _rebuilt(self) -> tuple[Any, float]:
+        leaves = getattr(self, "leaves_", None)
+        return self._whole() if leaves is None else self._blended(leaves)
+
+    def _whole(self) -> tuple[Machine, float]:
+        dtype, device = DTYPES[self.dtype_], self._device_here()
+        # Coefficients of the size of one, whatever the size of the targets.
+        scale = power_of_two(float(np.abs(self.dual_coef_).max(initial=0.0)))
+
+        def tensor(array: np.ndarray) -> Tensor:
+            return torch.tensor(array, dtype=dtype, device=device)
+
+        machine = Machine(
+            tensor(Frame(self.location_, self.unit_).enter(self.X_fit_, dtype)),
+            tensor(self.dual_coef_ / scale),
+            tensor(self.metric_),
+            self._kernel_inside(),
+            tensor(np.zeros(self.dual_coef_.shape[1])),
+        )
+        return machine, scale
+
+    def _blended(self, leaves: dict[str, np.ndarray]) -> tuple[Any, float]:
+        largest = max(
+            float(np.abs(part).max())
+            for part in (self.dual_coef_, leaves["intercepts"])
+        )
+        scale = power_of_two(largest)
+        machine = assembled(
+            leaves["centers"],
+            {
+                **leaves,
+                "metric": self.metric_,
+                "coef": self.dual_coef_ / scale,
+                "intercepts": leaves["intercepts"] / scale,
+            },
+            self._kernel_inside(),
+            dtype=DTYPES[self.dtype_],
+            device=str(self._device_here()),
+        )
+        return machine, scale
+
+    def _kernel_inside(self) -> Kernel:
+        return kernel_named(
+            self.kernel_,
+            exponent=self.exponent_,
+            bandwidth=self.bandwidth_ / self.unit_,
+        )
+
+    def _device_here(self) -> torch.device:
+        """The device of the fit, or the processor where that is not to be had."""
+        device = torch.device(self.device_)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            return torch.device("cpu")
+        return device

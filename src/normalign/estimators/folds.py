@@ -1,0 +1,166 @@
+"""How rows are divided for cross-validation."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+from sklearn.model_selection import check_cv
+
+from normalign._checks import complaint, require
+from normalign.estimators.targets import Answers
+
+__all__ = ["chosen_splits", "shuffled_folds", "shuffled_split"]
+
+Split = tuple[np.ndarray, np.ndarray]
+
+
+def shuffled_folds(
+    n_folds: int, *, n: int, groups: np.ndarray | None, seed: int
+) -> list[Split]:
+    """Split rows into folds at random, with the same share of every group in each.
+
+    Rows are shuffled, sorted by group and dealt out like cards, so a group with fewer
+    rows than folds is no special case.
+
+    Parameters
+    ----------
+    n_folds : int
+        At most n.
+    groups : array of int of shape (n,), optional
+    seed : int
+
+    Returns
+    -------
+    list of (train, test)
+        Sorted row numbers.
+
+    Examples
+    --------
+    >>> folds = shuffled_folds(2, n=4, groups=np.array([0, 0, 1, 1]), seed=0)
+    >>> [len(test) for _, test in folds]
+    [2, 2]
+    """
+    owner = np.empty(n, dtype=int)
+    owner[_shuffled(n, groups, seed)] = np.arange(n) % n_folds
+    return [
+        (np.flatnonzero(owner != fold), np.flatnonzero(owner == fold))
+        for fold in range(n_folds)
+    ]
+
+
+def shuffled_split(
+    share: float, *, n: int, groups: np.ndarray | None, seed: int
+) -> Split:
+    """Keep a share of the rows apart at random, the same of every group.
+
+    Parameters
+    ----------
+    share : float
+        Of rows to score on; at least one row is on each side.
+    groups : array of int of shape (n,), optional
+    seed : int
+
+    Returns
+    -------
+    (train, test)
+
+    Examples
+    --------
+    >>> [len(rows) for rows in shuffled_split(0.3, n=10, groups=None, seed=0)]
+    [7, 3]
+    """
+    count = min(max(round(share * n), 1), n - 1)
+    places = np.floor((np.arange(count) + 0.5) * n / count).astype(int)
+    apart = np.zeros(n, dtype=bool)
+    apart[_shuffled(n, groups, seed)[places]] = True
+    return np.flatnonzero(~apart), np.flatnonzero(apart)
+
+
+def _shuffled(n: int, groups: np.ndarray | None, seed: int) -> np.ndarray:
+    """Rows at random, group after group."""
+    order = np.random.default_rng(seed).permutation(n)
+    if groups is None:
+        return order
+    return order[np.argsort(groups[order], kind="stable")]
+
+
+def chosen_splits(
+    callee: str, cv: Any, alive: np.ndarray, n: int, answers: Answers, seed: int
+) -> list[Split]:
+    """Rows to fit and to score on, counted among the rows of positive weight.
+
+    Parts without rows to score on, or without two classes (where there are classes)
+    to fit, are left out.
+
+    Parameters
+    ----------
+    cv : int, float, splitter or iterable
+        Number of folds; share of one validation split; or what scikit-learn takes,
+        which then sees all n rows.
+    alive : array of int
+        Rows of positive weight.
+    n : int
+        All rows.
+    answers : Answers
+        Of the rows of positive weight.
+    seed : int
+
+    Raises
+    ------
+    ValueError
+        If cv is not one of these, or no part is left.
+    """
+    labels = None
+    if answers.codes is not None:
+        _, labels = np.unique(answers.codes, axis=0, return_inverse=True)
+        labels = labels.ravel()
+    whole = isinstance(cv, Integral)
+    if isinstance(cv, Real) and not isinstance(cv, bool):
+        number = float(cv)
+        require(
+            number >= 2 if whole else 0 < number < 1, callee, "cv",
+            "at least 2 folds, a share between 0 and 1, or a splitter", cv,
+        )  # fmt: skip
+        settings = {"n": len(alive), "groups": labels, "seed": seed}
+        if whole:
+            splits = shuffled_folds(min(int(number), len(alive)), **settings)
+        else:
+            splits = [shuffled_split(number, **settings)]
+    else:
+        splits = _given_splits(callee, cv, alive, n, labels)
+    codes = answers.codes
+    usable = [
+        (train, test)
+        for train, test in splits
+        if len(test)
+        and len(train)
+        and (codes is None or all(np.ptp(column[train]) for column in codes.T))
+    ]
+    require(
+        len(usable) > 0, callee, "cv",
+        "such that rows of two classes, or any, are left to fit and to score on",
+        f"{len(splits)} splits without",
+    )  # fmt: skip
+    return usable
+
+
+def _given_splits(
+    callee: str, cv: Any, alive: np.ndarray, n: int, labels: np.ndarray | None
+) -> list[Split]:
+    try:
+        splitter: Any = check_cv(cv)
+    except ValueError as error:
+        rule = "a number of folds, a share, a splitter or an iterable of splits"
+        raise ValueError(complaint(callee, "cv", rule, cv)) from error
+    everyone = np.zeros(n, dtype=int)
+    if labels is not None:
+        everyone[alive] = labels
+    place = np.full(n, -1)
+    place[alive] = np.arange(len(alive))
+    splits = []
+    for train, test in splitter.split(np.zeros((n, 1)), everyone):
+        numbers = (place[np.arange(n)[rows]] for rows in (train, test))
+        splits.append(tuple(rows[rows >= 0] for rows in numbers))
+    return splits

@@ -1,0 +1,241 @@
+"""One machine as a job for any worker process.
+
+A job is told everything by value (numpy arrays in, numpy arrays out) and draws from
+its own seed, so its answer does not depend on which worker runs it or when.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+from normalign.kernels import (
+    Iteration,
+    Kernel,
+    Solver,
+    initial_metric,
+    recursions,
+)
+
+__all__ = [
+    "Clock",
+    "FittedLeaf",
+    "LeafJob",
+    "Recipe",
+    "fit_leaf",
+    "shared_threads",
+    "solver_report",
+]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What every machine of a partition is made by.
+
+    Parameters
+    ----------
+    kernel, ridge, n_iter, center, bandwidth_rule, diagonal, solver, agop_samples
+        As :func:`normalign.kernels.recursions` takes them.
+    identity_weight : float
+        Of the initial metric; 1 is an RFM.
+    dtype : torch.dtype
+    device : str
+    score : callable, optional
+        ``score(outputs, targets, weights)``, higher is better, by which a leaf keeps
+        its best iteration on the validation rows that reach it.
+    """
+
+    kernel: Kernel
+    ridge: float = 1e-3
+    n_iter: int = 5
+    identity_weight: float = 1.0
+    center: bool = False
+    bandwidth_rule: str = "fixed"
+    diagonal: bool = False
+    solver: Solver = field(default_factory=Solver)
+    agop_samples: int = 20000
+    dtype: torch.dtype = torch.float64
+    device: str = "cpu"
+    score: Callable[[Tensor, Tensor, Tensor], float] | None = None
+
+    def sharing(self, n_jobs: int) -> Recipe:
+        """Return the recipe with its memory divided among workers at one time."""
+        limit = self.solver.memory_limit
+        if limit is None or n_jobs == 1:
+            return self
+        share = replace(self.solver, memory_limit=limit // n_jobs)
+        return replace(self, solver=share)
+
+    def tensor(self, array: np.ndarray) -> Tensor:
+        """Copy an array, which may be a read-only map of a file, to the device."""
+        return torch.tensor(array, dtype=self.dtype, device=self.device)
+
+    def iterations(
+        self, x: Tensor, y: Tensor, weights: Tensor | None, seed: int
+    ) -> Iterator[Iteration]:
+        """Algorithm 1 on these rows."""
+        metric = initial_metric(
+            x,
+            identity_weight=self.identity_weight,
+            weights=weights,
+            diagonal=self.diagonal,
+        )
+        return recursions(
+            x,
+            y,
+            kernel=self.kernel,
+            ridge=self.ridge,
+            metric=metric,
+            n_iter=self.n_iter,
+            weights=weights,
+            center=self.center,
+            bandwidth_rule=self.bandwidth_rule,  # type: ignore[arg-type]
+            solver=self.solver,
+            agop_samples=self.agop_samples,
+            generator=torch.Generator().manual_seed(seed),
+        )
+
+
+@dataclass(frozen=True)
+class Clock:
+    """When a job has to end, and how many others run beside it.
+
+    Parameters
+    ----------
+    deadline : float or None
+        Seconds since the epoch, which every machine of a cluster agrees on.
+    n_jobs : int
+        How many run at one time.
+    """
+
+    deadline: float | None = None
+    n_jobs: int = 1
+
+    def budget(self) -> float:
+        """Seconds that are left; infinitely many without a deadline."""
+        if self.deadline is None:
+            return float("inf")
+        return max(self.deadline - time.time(), 0.0)
+
+
+@dataclass(frozen=True)
+class LeafJob:
+    """The rows of one machine, where it is scored and what else is asked of it."""
+
+    recipe: Recipe
+    x: np.ndarray
+    y: np.ndarray
+    weights: np.ndarray | None
+    seed: int
+    validation: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    left_out: np.ndarray | None = None
+    clock: Clock = Clock()
+
+
+@dataclass(frozen=True)
+class FittedLeaf:
+    """A machine and how it came about, in numpy."""
+
+    coef: np.ndarray
+    metric: np.ndarray
+    bandwidth: float
+    intercept: np.ndarray
+    n_iter: int
+    scores: list[float]
+    left_out: np.ndarray | None
+    solved: dict[str, Any]
+    cut_short: bool
+
+
+def fit_leaf(job: LeafJob) -> FittedLeaf:
+    """Run the recursion on a job's rows and keep its last or best iteration.
+
+    Iteration 0 is always made. A later one is begun only if the slowest so far would
+    still end in time.
+    """
+    with shared_threads(job.clock.n_jobs):
+        return _fitted(job)
+
+
+def _fitted(job: LeafJob) -> FittedLeaf:
+    recipe, started, budget = job.recipe, time.monotonic(), job.clock.budget()
+    x, y = recipe.tensor(job.x), recipe.tensor(job.y)
+    weights = None if job.weights is None else recipe.tensor(job.weights)
+    best: tuple[float, FittedLeaf] | None = None
+    scores: list[float] = []
+    slowest, before, cut_short = 0.0, started, False
+    for iteration in recipe.iterations(x, y, weights, job.seed):
+        worth = float(iteration.index)
+        if job.validation is not None and recipe.score is not None:
+            held = [recipe.tensor(part) for part in job.validation]
+            worth = recipe.score(iteration.machine(held[0]), held[1], held[2])
+            scores.append(worth)
+        now = time.monotonic()
+        slowest, before = max(slowest, now - before), now
+        last = iteration.index == recipe.n_iter
+        cut_short = not last and now - started + slowest > budget
+        # left_out costs as much as a solve: asked only of what may be kept.
+        scored = job.validation is not None and recipe.score is not None
+        if (scored and (best is None or worth > best[0])) or (
+            not scored and (last or cut_short)
+        ):
+            best = worth, _record(iteration, job.left_out)
+        if cut_short:
+            break
+    if best is None:
+        raise RuntimeError("the recursion ended before its last iteration")
+    return replace(best[1], scores=scores, cut_short=cut_short)
+
+
+def _record(iteration: Iteration, left_out: np.ndarray | None) -> FittedLeaf:
+    machine, outputs = iteration.machine, None
+    if left_out is not None:
+        rows = torch.as_tensor(left_out, device=machine.coef.device)
+        outputs = iteration.left_out(rows).cpu().double().numpy()
+    return FittedLeaf(
+        coef=machine.coef.cpu().numpy(),
+        metric=machine.metric.cpu().numpy(),
+        bandwidth=machine.kernel.bandwidth,
+        intercept=machine.intercept.cpu().numpy(),
+        n_iter=iteration.index,
+        scores=[],
+        left_out=outputs,
+        solved=solver_report(iteration),
+        cut_short=False,
+    )
+
+
+def solver_report(iteration: Iteration) -> dict[str, Any]:
+    """What the solver of an iteration says of itself, in plain types."""
+    solved = iteration.solved
+    return {
+        "solver": solved.solver,
+        "dtype": str(solved.dtype).removeprefix("torch."),
+        "jitter": float(solved.jitter),
+        "converged": bool(solved.converged),
+    }
+
+
+@contextmanager
+def shared_threads(n_jobs: int) -> Iterator[None]:
+    """Keep ``n_jobs`` workers of this machine to its cores together."""
+    if n_jobs == 1:
+        yield
+        return
+    share = max((os.cpu_count() or 1) // n_jobs, 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(share, before))
+    try:
+        with threadpool_limits(min(share, before)):
+            yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,74 @@
+"""What is said before a fit begins: it will not fit into memory, or not learn."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import torch
+
+from normalign._checks import require
+from normalign.estimators.problem import Problem
+from normalign.kernels import Kernel, estimate_memory, median_distance
+from normalign.kernels.memory import available_bytes
+
+__all__ = ["require_memory", "warn_of_scale"]
+
+# Distances, in bandwidths, between which a kernel tells rows apart.
+_TELLING = (1e-4, 100.0)
+_SAMPLE = 64
+
+
+def require_memory(
+    callee: str, problem: Problem, *, solver: str, limit: int | None, most: int | None
+) -> None:
+    """Complain if a fit will not fit, before anything is allocated.
+
+    Parameters
+    ----------
+    solver : {"auto", "cholesky", "cg"}
+        "auto" needs what its last resort needs.
+    limit : int, optional
+        Bytes above the data; by default most of what is free.
+    most : int, optional
+        Rows of one part.
+
+    Raises
+    ------
+    ValueError
+        With three remedies.
+    """
+    n, d = problem.table.shape
+    rows = n if most is None else min(n, int(most))
+    name = "cholesky" if solver == "cholesky" else "cg"
+    needed = estimate_memory(
+        rows, d, problem.k, solver=name, dtype=problem.dtype, device=problem.device,
+        rank=1,
+    )  # fmt: skip
+    allowed = limit or available_bytes(problem.device)
+    require(
+        needed <= allowed, callee, "memory_limit",
+        f"at least {needed / 1e6:.0f} MB to fit {rows} rows by {name}",
+        f"{allowed / 1e6:.0f} MB",
+        'Set max_leaf_size to fit the rows in parts, or solver="cg" to keep no kernel '
+        "matrix, or a larger memory_limit.",
+    )  # fmt: skip
+
+
+def warn_of_scale(callee: str, problem: Problem, kernel: Kernel) -> None:
+    """Warn if a kernel of that bandwidth finds all rows alike, or none like another."""
+    some = problem.table[:: max(problem.n // _SAMPLE, 1)][:_SAMPLE]
+    if not np.ptp(some, axis=0).any():
+        return
+    x = torch.as_tensor(problem.frame.enter(some, torch.float64))
+    apart = median_distance(x, kernel) / kernel.bandwidth
+    if _TELLING[0] <= apart <= _TELLING[1]:
+        return
+    finding = "all rows alike" if apart < 1 else "no row like another"
+    warnings.warn(
+        f"{callee}: rows are {apart:.1g} bandwidths apart, so the kernel finds "
+        f"{finding}. Scale the columns (StandardScaler), or set "
+        'bandwidth_rule="median".',
+        UserWarning,
+        stacklevel=4,
+    )

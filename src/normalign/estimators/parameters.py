@@ -1,0 +1,106 @@
+"""Checks of the parameters that all kernel machine estimators share."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from normalign._checks import require, require_kind
+from normalign.kernels import KERNELS
+
+__all__ = ["check_parameters"]
+
+
+def check_parameters(estimator: Any) -> None:
+    """Complain about the first parameter that no machine can be made by.
+
+    Raises
+    ------
+    TypeError
+        If a parameter is not of the right kind.
+    ValueError
+        If its value is out of range.
+    """
+    callee = type(estimator).__name__
+    given = estimator.get_params(deep=False)
+    for name, choices in {
+        "kernel": tuple(KERNELS),
+        "bandwidth_rule": ("fixed", "median"),
+        "solver": ("auto", "cholesky", "cg"),
+        "dtype": ("auto", "float32", "float64"),
+    }.items():
+        _require_choice(callee, name, given[name], choices)
+    for name in ("bandwidth", "ridge"):
+        _require_number(callee, name, given[name], above=0.0)
+    if "identity_weight" in given:
+        _require_number(callee, "identity_weight", given["identity_weight"], most=1.0)
+    _check_exponent(callee, given)
+    for name, least in {"n_iter": 0, "agop_samples": 1}.items():
+        _require_count(callee, name, given[name], least)
+    for name in ("memory_limit", "max_leaf_size"):
+        if given[name] is not None:
+            _require_count(callee, name, given[name], 1)
+    if given["time_limit_s"] is not None:
+        _require_number(callee, "time_limit_s", given["time_limit_s"], above=0.0)
+    if given["validation_fraction"] is not None:
+        _require_number(
+            callee, "validation_fraction", given["validation_fraction"],
+            above=0.0, below=1.0,
+        )  # fmt: skip
+    for name in ("diagonal", "center"):
+        require_kind(
+            isinstance(given[name], bool | np.bool_), callee, name, "True or False",
+            given[name],
+        )  # fmt: skip
+
+
+def _check_exponent(callee: str, given: dict[str, Any]) -> None:
+    exponent = given["exponent"]
+    _require_number(callee, "exponent", exponent, above=0.0, most=2.0)
+    require(
+        exponent == 1 or given["kernel"] == "laplace", callee, "exponent",
+        f'1.0 for kernel="{given["kernel"]}"', exponent,
+        'Only kernel="laplace" has an exponent.',
+    )  # fmt: skip
+
+
+def _require_choice(callee: str, name: str, value: Any, choices: tuple) -> None:
+    require(
+        isinstance(value, str) and value in choices, callee, name,
+        "one of " + ", ".join(f'"{choice}"' for choice in choices), repr(value),
+    )  # fmt: skip
+
+
+def _require_count(callee: str, name: str, value: Any, least: int) -> None:
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    require_kind(whole, callee, name, "an integer", value)
+    require(int(value) >= least, callee, name, f"{least} or more", value)
+
+
+def _require_number(
+    callee: str,
+    name: str,
+    value: Any,
+    *,
+    above: float | None = None,
+    below: float = math.inf,
+    most: float | None = None,
+) -> None:
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    require_kind(real, callee, name, "a number", value)
+    value = float(value)
+    low, bracket = (0.0, "[") if above is None else (above, "(")
+    fits = value >= low if above is None else value > low
+    if most is not None:
+        require(
+            fits and value <= most, callee, name, f"in {bracket}{low:g}, {most:g}]",
+            value,
+        )  # fmt: skip
+    else:
+        require(
+            fits and value < below, callee, name, f"in {bracket}{low:g}, {below:g})",
+            value,
+        )  # fmt: skip

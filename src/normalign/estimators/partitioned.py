@@ -1,0 +1,190 @@
+r"""Machines for large tables: Algorithm 1 with many small systems instead of one.
+
+.. math:: f(x) = \sum_\ell g_\ell(x) f_\ell(x), \qquad \sum_\ell g_\ell = 1
+
+A tree of smooth cuts (:mod:`normalign.estimators.tree`) divides the rows; a cut goes
+through the median along the top direction of the metric that a machine on a sample of
+its rows learns. In every iteration each leaf solves its own system, and the next
+metric is the mean of the gradient outer products over the rows of all leaves, each
+row counted once:
+
+.. math:: M \leftarrow \frac{1}{n} \sum_\ell \sum_i
+          g_\ell(x_i) \, J_\ell(x_i)^\top J_\ell(x_i)
+
+One metric for all leaves was more accurate than one for each: a leaf's few rows make
+a noisy metric. With one leaf this is Algorithm 1.
+
+The work grows like ``n * max_leaf_size^2`` and not like ``n^3``, the memory is that of
+one leaf per worker. The leaves of an iteration are independent, so ``joblib`` spreads
+them over processes, or over a cluster under ``joblib.parallel_config("dask")``.
+
+Equal rows are merged first, with their weights added and their targets averaged. The
+machines of merged and unmerged rows are the same function, and a row of weight two and
+the row twice then give the same tree, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import sparse
+from tqdm import tqdm
+
+from normalign.estimators.blended import Partitioned
+from normalign.estimators.leaves import Recipe
+from normalign.estimators.sweeps import CutAxes, Rows, Sweeps, jobs_at_once
+from normalign.estimators.tree import grow, widest_overlap
+
+__all__ = ["fit_partitioned", "merged", "partitioned_iterations"]
+
+
+def merged(x: np.ndarray, y: np.ndarray, weights: np.ndarray | None) -> Rows:
+    """Distinct rows in an order of their own, mean targets, sums of weights.
+
+    Parameters
+    ----------
+    x : array of shape (n, d)
+    y : array of shape (n, k)
+    weights : array of shape (n,), optional
+
+    Examples
+    --------
+    >>> x, y, weights = merged(np.array([[7.0], [7.0]]), np.array([[0.0], [1.0]]), None)
+    >>> x.tolist(), y.tolist(), weights.tolist()
+    ([[7.0]], [[0.5]], [2.0])
+    """
+    x = np.ascontiguousarray(x + 0.0)  # a negative zero is a zero
+    weights = np.ones(len(x)) if weights is None else weights.astype(np.float64)
+    keys = x.view(np.dtype((np.void, x.dtype.itemsize * x.shape[1]))).ravel()
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    if len(first) == len(x):
+        return x[first], y[first].astype(np.float64), weights[first]
+    shape = len(first), len(x)
+    members = sparse.csr_array((weights, (inverse, np.arange(len(x)))), shape=shape)
+    total = members @ np.ones(len(x))
+    return x[first], (members @ y.astype(np.float64)) / total[:, None], total
+
+
+def partitioned_iterations(
+    x: np.ndarray,
+    y: np.ndarray,
+    weights: np.ndarray | None = None,
+    *,
+    recipe: Recipe,
+    max_leaf_size: int,
+    overlap: float = 0.2,
+    n_left_out: int = 0,
+    n_jobs: int | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> Generator[Partitioned, None, None]:
+    """Divide the rows and yield the partition of every iteration of Algorithm 1.
+
+    With at most ``max_leaf_size`` distinct rows there is one leaf, and the machines
+    are the direct ones. Results depend on the seed and not on ``n_jobs`` or the backend
+    (up to rounding: other numbers of threads add in another order).
+
+    Parameters
+    ----------
+    x : array of shape (n, d)
+    y : array of shape (n, k)
+    weights : array of shape (n,), optional
+        Positive; repetitions.
+    recipe : Recipe
+    max_leaf_size : int
+        Most rows of a leaf, counted after merging; more only if no cut can tell them
+        apart.
+    overlap : float in [0, 1)
+        Least share of a node's rows on which both children are fitted and between
+        which they are blended; see :func:`~normalign.estimators.tree.widest_overlap`.
+    n_left_out : int
+        Most rows for which leave-one-out outputs are made.
+    n_jobs : int, optional
+        As in joblib, whose active backend is used.
+    seed : int
+    progress : bool
+        Show a bar over the leaves on stderr.
+
+    Yields
+    ------
+    Partitioned
+    """
+    rows = merged(x, y, weights)
+    intercept = np.zeros(y.shape[1])
+    if recipe.center:
+        intercept = np.average(rows[1], axis=0, weights=rows[2])
+        rows = rows[0], rows[1] - intercept, rows[2]
+    recipe = recipe.sharing(jobs_at_once(n_jobs))
+    grown = grow(
+        torch.from_numpy(rows[0]),
+        max_leaf_size=max_leaf_size,
+        overlap=widest_overlap(len(rows[0]), max_leaf_size, least=overlap),
+        axes=CutAxes(rows, recipe, n_jobs, seed),
+    )
+    sweeps = Sweeps(grown, rows, recipe, n_jobs, seed, n_left_out, intercept)
+    total = len(grown.leaves) * (recipe.n_iter + 1)
+    with tqdm(total=total, desc="leaves", disable=not progress) as bar:
+        for index in range(recipe.n_iter + 1):
+            yield sweeps.advance(index, last=index == recipe.n_iter, bar=bar)
+
+
+def fit_partitioned(
+    x: np.ndarray,
+    y: np.ndarray,
+    weights: np.ndarray | None = None,
+    *,
+    recipe: Recipe,
+    max_leaf_size: int,
+    validation: Rows | None = None,
+    time_limit_s: float | None = None,
+    **options: Any,
+) -> Partitioned:
+    """Return the best, or the last, of :func:`partitioned_iterations`.
+
+    Parameters
+    ----------
+    x, y, weights, recipe, max_leaf_size, **options
+        As there.
+    validation : (x, y, weights), optional
+        Rows on which the best iteration is picked, by ``recipe.score``; the first of
+        equals.
+    time_limit_s : float, optional
+        An iteration is begun only if it would end in time; the first always is.
+
+    Returns
+    -------
+    Partitioned
+    """
+    started = before = time.monotonic()
+    scores: list[float] = []
+    best: tuple[float, Partitioned] | None = None
+    index, slowest = 0, 0.0
+    steps = partitioned_iterations(
+        x, y, weights, recipe=recipe, max_leaf_size=max_leaf_size, **options
+    )
+    for index, found in enumerate(steps):
+        worth = float(index)
+        if validation is not None and recipe.score is not None:
+            at, truth, mass = (recipe.tensor(part) for part in validation)
+            machine = found.machine(
+                recipe.kernel, dtype=recipe.dtype, device=recipe.device
+            )
+            worth = recipe.score(machine(at), truth, mass)
+            scores.append(worth)
+        if best is None or worth > best[0]:
+            best = worth, found
+        now = time.monotonic()
+        slowest, before = max(slowest, now - before), now
+        if time_limit_s is not None and now - started + slowest > time_limit_s:
+            break
+    steps.close()
+    if best is None:
+        raise RuntimeError("no iteration was made")
+    (record,) = best[1].leaves
+    record = replace(record, scores=scores, cut_short=index < recipe.n_iter)
+    return replace(best[1], leaves=[record])

@@ -1,0 +1,201 @@
+"""A table and its answers, ready for Algorithm 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from normalign._checks import require
+from normalign.estimators.placement import Frame, power_of_two
+from normalign.estimators.targets import Answers
+
+__all__ = ["Problem", "Score", "held_out_rows"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """How good outputs are: the share of right classes, or the explained variance.
+
+    Called with outputs and targets as a machine of the problem has them (shifted and
+    scaled) and weights; higher is better. Several label columns, or targets, are
+    averaged.
+
+    Parameters
+    ----------
+    sizes : tuple of int
+        Classes of each label column; empty for numbers.
+    intercept : ndarray of shape (k,)
+        What was taken off the targets, in their scaled units.
+
+    Examples
+    --------
+    >>> score = Score((2,), np.zeros(2))
+    >>> score(torch.tensor([[0.9, 0.2]]), torch.tensor([[0.0, 1.0]]), torch.ones(1))
+    0.0
+    """
+
+    sizes: tuple[int, ...]
+    intercept: np.ndarray
+
+    def __call__(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> float:
+        """Return the score."""
+        share = weights.double() / weights.double().sum()
+        if not self.sizes:
+            return _explained(outputs.double(), targets.double(), share)
+        shift = torch.as_tensor(self.intercept).to(outputs)
+        blocks = zip(
+            (outputs + shift).split(self.sizes, 1),
+            (targets + shift).split(self.sizes, 1),
+            strict=True,
+        )
+        right = [(f.argmax(1) == y.argmax(1)).double() @ share for f, y in blocks]
+        return float(torch.stack(right).mean())
+
+
+def _explained(outputs: Tensor, targets: Tensor, share: Tensor) -> float:
+    """R squared; minus the error where a target is constant."""
+    error = share @ (outputs - targets).square()
+    variance = share @ (targets - share @ targets).square()
+    varies = variance > 0
+    ratio = error / torch.where(varies, variance, torch.ones_like(variance))
+    return float(torch.where(varies, 1 - ratio, -error).mean())
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Rows of positive weight with their answers, and where they are computed with.
+
+    Parameters
+    ----------
+    table : ndarray of shape (n, d)
+        As the caller gave it.
+    answers : Answers
+    weights : ndarray of shape (n,), optional
+        Positive.
+    frame : Frame
+        In which the kernel sees the table.
+    dtype, device
+        Of the computation.
+    center : bool
+        Whether the mean answer is taken off first. That happens in float64, like the
+        shift of the table, so that single precision sees small numbers only.
+    """
+
+    table: np.ndarray
+    answers: Answers
+    weights: np.ndarray | None
+    frame: Frame
+    dtype: torch.dtype
+    device: torch.device
+    center: bool
+
+    @property
+    def n(self) -> int:
+        """Rows."""
+        return len(self.table)
+
+    @property
+    def k(self) -> int:
+        """Outputs."""
+        return self.answers.columns.shape[1]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Classes of each label column; empty for numbers."""
+        return self.answers.sizes
+
+    @cached_property
+    def intercept(self) -> np.ndarray:
+        """The mean answer, or zeros."""
+        if not self.center:
+            return np.zeros(self.k)
+        return np.average(self.answers.columns, axis=0, weights=self.weights)
+
+    @cached_property
+    def target_unit(self) -> float:
+        """A power of two by which answers are divided to be of the size of one."""
+        if self.sizes:
+            return 1.0
+        return power_of_two(float(np.abs(self.answers.columns - self.intercept).max()))
+
+    @property
+    def score(self) -> Score:
+        """How outputs of this problem's machines are judged."""
+        return Score(self.sizes, self.intercept / self.target_unit)
+
+    def inside(self) -> np.ndarray:
+        """The table in its frame, in the working precision."""
+        return self.frame.enter(self.table, self.dtype)
+
+    def targets(self) -> np.ndarray:
+        """The answers as the machine is fitted to them."""
+        return self._shifted(self.answers.columns)
+
+    def _shifted(self, columns: np.ndarray) -> np.ndarray:
+        return (columns - self.intercept) / self.target_unit
+
+    def judged(self, held: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows kept apart, as machines of this problem see and are scored on them."""
+        weights = np.ones(held.n) if held.weights is None else held.weights
+        return held.inside(), self._shifted(held.answers.columns), weights
+
+    def rows(self, chosen: np.ndarray) -> Problem:
+        """The problem of some rows, in the same frame; a mask or indices."""
+        codes = self.answers.codes
+        answers = replace(
+            self.answers,
+            columns=self.answers.columns[chosen],
+            codes=None if codes is None else codes[chosen],
+        )
+        weights = None if self.weights is None else self.weights[chosen]
+        return replace(self, table=self.table[chosen], answers=answers, weights=weights)
+
+    def sample(self, most: int, seed: int) -> np.ndarray:
+        """Indices of all rows, or of that many at random."""
+        if self.n <= most:
+            return np.arange(self.n)
+        return np.sort(np.random.default_rng(seed).permutation(self.n)[:most])
+
+    def variances(self) -> np.ndarray:
+        """The variance of each column in its frame."""
+        inside = self.frame.enter(self.table, torch.float64)
+        mean = np.average(inside, axis=0, weights=self.weights)
+        return np.average((inside - mean) ** 2, axis=0, weights=self.weights)
+
+
+def held_out_rows(
+    callee: str, problem: Problem, fraction: float, seed: int
+) -> np.ndarray:
+    """Choose rows to be kept apart: a mask, the same share of every class.
+
+    Where there are several label columns, of every combination of labels. Every class
+    keeps at least one row for training.
+
+    Raises
+    ------
+    ValueError
+        If no row could be kept apart, or none would remain.
+    """
+    random = np.random.default_rng(seed)
+    order = random.permutation(problem.n)
+    codes = problem.answers.codes
+    if codes is not None:
+        _, groups = np.unique(codes, axis=0, return_inverse=True)
+        order = order[np.argsort(groups.ravel()[order], kind="stable")]
+    # Through the classes one after the other, every so-manieth row.
+    steps = np.floor(np.arange(1, problem.n + 1) * fraction + random.uniform())
+    chosen = np.zeros(problem.n, dtype=bool)
+    chosen[order[np.diff(steps, prepend=0.0) > 0]] = True
+    for column in () if codes is None else codes.T:
+        for group in np.setdiff1d(column, column[~chosen]):
+            chosen[np.flatnonzero(column == group)[0]] = False
+    require(
+        0 < chosen.sum() < problem.n, callee, "validation_fraction",
+        "such that rows remain on both sides",
+        f"{fraction} of {problem.n} rows", "Set it to None for so few rows.",
+    )  # fmt: skip
+    return chosen

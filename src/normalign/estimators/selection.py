@@ -1,0 +1,363 @@
+"""Ridge, iteration and identity weight of an RFAM, chosen by cross-validation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any, Self
+
+import numpy as np
+from sklearn.metrics import check_scoring, get_scorer
+from sklearn.utils import check_random_state
+from tqdm import tqdm
+
+from normalign._checks import require
+from normalign.estimators.arrays import Origin, checked_features, checked_weights
+from normalign.estimators.base import _unchanged_on_failure as unchanged_on_failure
+from normalign.estimators.candidates import (
+    best_candidate,
+    check_candidates,
+    results_table,
+)
+from normalign.estimators.folds import chosen_splits
+from normalign.estimators.leaves import Clock
+from normalign.estimators.parameters import check_parameters
+from normalign.estimators.rfam import RFAMClassifier, RFAMRegressor
+from normalign.estimators.sweeps import jobs_at_once, parallel
+from normalign.estimators.targets import Answers
+from normalign.estimators.trajectories import (
+    Fold,
+    TrajectoryJob,
+    scored_trajectory,
+)
+
+__all__ = ["RFAMClassifierCV", "RFAMRegressorCV"]
+
+# The last of the time is for the fit on all rows.
+_SEARCH_SHARE = 0.75
+
+_OWN = ("ridges", "identity_weights", "cv", "scoring")
+
+
+class _Selecting:
+    """Search over trajectories, then a plain fit whose state becomes one's own."""
+
+    _plain: type
+
+    def __init__(
+        self,
+        *,
+        ridges: Sequence[float] = (10.0, 1.0, 0.1, 0.01, 0.001),
+        identity_weights: Sequence[float] = (0.0, 0.01, 0.1, 1.0),
+        n_iter: int = 5,
+        cv: Any = 5,
+        scoring: Any = None,
+        kernel: str = "laplace",
+        exponent: float = 1.0,
+        bandwidth: float = 10.0,
+        bandwidth_rule: str = "fixed",
+        diagonal: bool = False,
+        center: bool = True,
+        solver: str = "auto",
+        device: Any = "auto",
+        dtype: str = "auto",
+        memory_limit: int | None = None,
+        max_leaf_size: int | None = None,
+        time_limit_s: float | None = None,
+        agop_samples: int = 20_000,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.ridges = ridges
+        self.identity_weights = identity_weights
+        self.n_iter = n_iter
+        self.cv = cv
+        self.scoring = scoring
+        self.kernel = kernel
+        self.exponent = exponent
+        self.bandwidth = bandwidth
+        self.bandwidth_rule = bandwidth_rule
+        self.diagonal = diagonal
+        self.center = center
+        self.solver = solver
+        self.device = device
+        self.dtype = dtype
+        self.memory_limit = memory_limit
+        self.max_leaf_size = max_leaf_size
+        self.time_limit_s = time_limit_s
+        self.agop_samples = agop_samples
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Choose the parameters, then fit to all rows with them.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Numbers, without missing ones: numpy, DataFrame, torch, any array API.
+        y : array-like of shape (n,) or (n, o)
+            Answers; several columns are several outputs.
+        sample_weight : array-like of shape (n,), optional
+            Weights act as repetitions, in fits and in scores.
+
+        Returns
+        -------
+        self
+            If anything fails, or is interrupted, the estimator stays as it was.
+        """
+        estimator: Any = self
+        with unchanged_on_failure(estimator):
+            check_candidates(estimator)
+            check_parameters(self._fresh(time_limit_s=self.time_limit_s))
+            deadline = None
+            if self.time_limit_s is not None:
+                deadline = time.time() + _SEARCH_SHARE * float(self.time_limit_s)
+            seed = _seed(self.random_state)
+            plain = self._fresh(random_state=seed)
+            estimator._forget()
+            folds = self._folds(plain, X, y, sample_weight, seed)
+            device = Origin.of(X).device
+            if str(device).startswith("cuda") and str(self.device) == "auto":
+                plain.set_params(device=str(device))
+            results = self._results(plain, folds, deadline)
+            best = best_candidate(results)
+            chosen = results["params"][best]
+            plain.set_params(**chosen, device=self.device).fit(X, y, sample_weight)
+            vars(estimator).update(
+                (name, value)
+                for name, value in vars(plain).items()
+                if name.endswith("_") or name == "_machine"
+            )
+            self.cv_results_ = results
+            self.best_index_, self.best_params_ = best, chosen
+            self.best_score_ = float(results["mean_test_score"][best])
+            self.ridge_ = chosen["ridge"]
+            self.identity_weight_ = chosen["identity_weight"]
+            self.n_splits_ = len(folds)
+        return self
+
+    def _fresh(self, **changes: Any) -> Any:
+        """A plain estimator with the parameters that are not searched over."""
+        given: dict[str, Any] = self.get_params(deep=False)  # type: ignore[attr-defined]
+        shared = {name: value for name, value in given.items() if name not in _OWN}
+        # It complains in the name of the estimator that the caller knows.
+        kind = type(type(self).__name__, (self._plain,), {})
+        return kind(**{**shared, "time_limit_s": None, "verbose": 0, **changes})
+
+    def _folds(
+        self, plain: Any, X: Any, y: Any, sample_weight: Any, seed: int
+    ) -> list[Fold]:
+        callee = type(self).__name__
+        table = checked_features(self, X, reset=True)
+        weights = checked_weights(callee, sample_weight, len(table))
+        kept = None if weights is None else weights > 0
+        answers = plain._answers(y, len(table), kept)
+        alive = np.arange(len(table)) if kept is None else np.flatnonzero(kept)
+        require(
+            len(alive) > 1, callee, "X", "of at least two rows to be divided",
+            f"{len(alive)} sample",
+        )  # fmt: skip
+        splits = chosen_splits(callee, self.cv, alive, len(table), answers, seed)
+        table, truth = table[alive], _plain_answers(answers)
+        mass = None if weights is None else weights[alive]
+
+        def part(rows: np.ndarray) -> Any:
+            return table[rows], truth[rows], None if mass is None else mass[rows]
+
+        return [Fold(part(train), part(test)) for train, test in splits]
+
+    def _results(
+        self, plain: Any, folds: list[Fold], deadline: float | None
+    ) -> dict[str, Any]:
+        classes = issubclass(self._plain, RFAMClassifier)
+        scorer = None if self.scoring is None else _scorer(plain, self.scoring)
+        pairs = [
+            (float(ridge), float(weight))
+            for weight in self.identity_weights
+            for ridge in self.ridges
+        ]
+        clock = Clock(deadline, jobs_at_once(self.n_jobs))
+        jobs = [
+            TrajectoryJob(
+                classes,
+                plain.get_params(deep=False)
+                | {"ridge": ridge, "identity_weight": weight},
+                fold,
+                scorer,
+                needed=number == 0,
+                clock=clock,
+            )
+            for number, (ridge, weight) in enumerate(pairs)
+            for fold in folds
+        ]
+        bar = tqdm(
+            parallel(scored_trajectory, jobs, self.n_jobs),
+            total=len(jobs),
+            desc=type(self).__name__,
+            disable=not self.verbose,
+        )
+        return results_table(pairs, list(bar), len(folds), int(self.n_iter))
+
+
+def _scorer(plain: Any, scoring: Any) -> Any:
+    if isinstance(scoring, str):
+        return get_scorer(scoring)
+    return check_scoring(plain, scoring=scoring)
+
+
+def _seed(random_state: Any) -> int:
+    """An integer random state as it is, or one drawn from it for all fits."""
+    if isinstance(random_state, Integral):
+        return int(random_state)
+    if random_state is None:
+        return int(np.random.SeedSequence().generate_state(1)[0])
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+def _plain_answers(answers: Answers) -> np.ndarray:
+    """Labels or numbers in the shape in which they were given."""
+    if answers.codes is None:
+        return answers.columns[:, 0] if answers.flat else answers.columns
+    columns = [
+        classes[codes]
+        for classes, codes in zip(answers.classes, answers.codes.T, strict=True)
+    ]
+    return columns[0] if answers.flat else np.stack(columns, axis=1)
+
+
+class RFAMClassifierCV(_Selecting, RFAMClassifier):  # type: ignore[misc]
+    r"""Classifier that chooses its own ridge, iteration and identity weight.
+
+    An :class:`RFAMClassifier`, tuned: for every fold, ridge and identity weight
+    Algorithm 1 runs once, and each of its iterations is scored on the rows left out.
+    The candidate with the best mean score is fitted to all rows. Machines, scores and
+    choice are those of a loop over plain estimators, at the cost of one fit instead of
+    ``n_iter + 1`` for every fold, ridge and identity weight. Of equal
+    candidates the one with the largest ridge wins, then with the fewest iterations,
+    then with the identity weight nearest to 1.
+
+    The choice of the initial metric matters for robustness, too (see
+    :class:`RFAMClassifier`); pass ``identity_weights=(0.0,)`` to keep the paper's.
+
+    Parameters
+    ----------
+    ridges : sequence of float, default=(10.0, 1.0, 0.1, 0.01, 0.001)
+        Those of the paper's experiments.
+    identity_weights : sequence of float in [0, 1], default=(0.0, 0.01, 0.1, 1.0)
+        0 is the covariance alone, 1 an RFM.
+    n_iter : int, default=5
+        Iterations 0 to `n_iter` are candidates.
+    cv : int, float, splitter or iterable, default=5
+        Number of stratified folds; or the share of rows in one validation split; or
+        what scikit-learn takes for `cv` (for groups pass the list of splits).
+    scoring : str or callable, optional
+        As in scikit-learn; by default accuracy, the mean over label columns. Weights
+        are passed on to it.
+    time_limit_s : float, optional
+        After three quarters of it no trajectory and no iteration is begun, and the
+        best candidate that was scored on all folds is fitted. The first pair of ridge
+        and identity weight is always scored, as far as iteration 0.
+    n_jobs : int, optional
+        Workers of joblib; folds and candidates are independent.
+    random_state : int, RandomState or None, default=None
+        For folds, and handed to every fit.
+    kernel, exponent, bandwidth, bandwidth_rule, diagonal, center, solver, device, \
+    dtype, memory_limit, max_leaf_size, agop_samples, verbose
+        As in :class:`RFAMClassifier`.
+
+    Attributes
+    ----------
+    ridge_, identity_weight_, n_iter_ : float, float, int
+        What was chosen.
+    best_params_ : dict
+        The same by name.
+    best_score_, best_index_ : float, int
+        Mean score of the candidate chosen, and its place in `cv_results_`.
+    cv_results_ : dict of str to ndarray
+        One entry per candidate, named as in ``GridSearchCV``; NaN where there was no
+        time. ``mean_fit_time`` is the time until that iteration.
+    n_splits_ : int
+        Folds used: those without two classes to fit are not.
+    metric_, dual_coef_, X_fit_, feature_importances_ and all others
+        Of the machine fitted to all rows, as in :class:`RFAMClassifier`.
+
+    Examples
+    --------
+    >>> X = [[0.0], [1.0], [2.0], [3.0], [4.0], [5.0], [6.0], [7.0]]
+    >>> y = ["low"] * 4 + ["high"] * 4
+    >>> machine = RFAMClassifierCV(cv=4, random_state=0).fit(X, y)
+    >>> machine.predict([[0.5], [6.5]])
+    array(['low', 'high'], dtype='<U4')
+    """
+
+    _plain = RFAMClassifier
+
+
+class RFAMRegressorCV(_Selecting, RFAMRegressor):  # type: ignore[misc]
+    r"""Regressor that chooses its own ridge, iteration and identity weight.
+
+    An :class:`RFAMRegressor`, tuned: for every fold, ridge and identity weight
+    Algorithm 1 runs once, and each of its iterations is scored on the rows left out.
+    The candidate with the best mean score is fitted to all rows. Machines, scores and
+    choice are those of a loop over plain estimators, at the cost of one fit instead of
+    ``n_iter + 1`` for every fold, ridge and identity weight. Of equal
+    candidates the one with the largest ridge wins, then with the fewest iterations,
+    then with the identity weight nearest to 1.
+
+    The choice of the initial metric matters for robustness, too (see
+    :class:`RFAMRegressor`); pass ``identity_weights=(0.0,)`` to keep the paper's.
+
+    Parameters
+    ----------
+    ridges : sequence of float, default=(10.0, 1.0, 0.1, 0.01, 0.001)
+        Those of the paper's experiments.
+    identity_weights : sequence of float in [0, 1], default=(0.0, 0.01, 0.1, 1.0)
+        0 is the covariance alone, 1 an RFM.
+    n_iter : int, default=5
+        Iterations 0 to `n_iter` are candidates.
+    cv : int, float, splitter or iterable, default=5
+        Number of folds; or the share of rows in one validation split; or
+        what scikit-learn takes for `cv` (for groups pass the list of splits).
+    scoring : str or callable, optional
+        As in scikit-learn; by default R squared. Weights are passed on to it.
+    time_limit_s : float, optional
+        After three quarters of it no trajectory and no iteration is begun, and the
+        best candidate that was scored on all folds is fitted. The first pair of ridge
+        and identity weight is always scored, as far as iteration 0.
+    n_jobs : int, optional
+        Workers of joblib; folds and candidates are independent.
+    random_state : int, RandomState or None, default=None
+        For folds, and handed to every fit.
+    kernel, exponent, bandwidth, bandwidth_rule, diagonal, center, solver, device, \
+    dtype, memory_limit, max_leaf_size, agop_samples, verbose
+        As in :class:`RFAMRegressor`.
+
+    Attributes
+    ----------
+    ridge_, identity_weight_, n_iter_ : float, float, int
+        What was chosen.
+    best_params_ : dict
+        The same by name.
+    best_score_, best_index_ : float, int
+        Mean score of the candidate chosen, and its place in `cv_results_`.
+    cv_results_ : dict of str to ndarray
+        One entry per candidate, named as in ``GridSearchCV``; NaN where there was no
+        time. ``mean_fit_time`` is the time until that iteration.
+    n_splits_ : int
+        Folds used: those without rows to score on are not.
+    metric_, dual_coef_, X_fit_, feature_importances_ and all others
+        Of the machine fitted to all rows, as in :class:`RFAMRegressor`.
+
+    Examples
+    --------
+    >>> X = [[0.0], [1.0], [2.0], [3.0]]
+    >>> machine = RFAMRegressorCV(cv=2, random_state=0).fit(X, [1.0, 1.0, 1.0, 1.0])
+    >>> machine.ridge_, machine.n_iter_  # all candidates are equal
+    (10.0, 0)
+    """
+
+    _plain = RFAMRegressor

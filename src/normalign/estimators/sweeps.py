@@ -1,0 +1,219 @@
+"""Algorithm 1 on the leaves of a tree: one sweep over all leaves per iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import joblib
+import numpy as np
+import torch
+from joblib.parallel import get_active_backend
+from torch import Tensor
+
+from normalign.estimators.blended import LeftOut, Partitioned
+from normalign.estimators.leaves import FittedLeaf, Recipe
+from normalign.estimators.parts import (
+    CutJob,
+    PartJob,
+    SolvedPart,
+    cut_axes,
+    solve_part,
+)
+from normalign.estimators.tree import Grown
+from normalign.kernels import Kernel, initial_metric, median_distance, normalised
+
+__all__ = ["CutAxes", "Rows", "Sweeps", "jobs_at_once", "parallel"]
+
+Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+# How a cut is found: rows of its sample, updates of their metric.
+_CUT_ROWS = 2000
+_CUT_ITER = 1
+
+
+class CutAxes:
+    """Axes of the nodes of each level, by machines on samples of their rows."""
+
+    def __init__(
+        self, rows: Rows, recipe: Recipe, n_jobs: int | None, seed: int
+    ) -> None:
+        self.rows, self.n_jobs = rows, n_jobs
+        # Always the same number: the tree must not depend on how long the recursion
+        # will go on.
+        self.recipe = replace(recipe, n_iter=_CUT_ITER, center=False)
+        self.random = np.random.default_rng([seed, 0])
+
+    def __call__(self, nodes: Sequence[Tensor]) -> list[Tensor]:
+        """Candidate axes of each node, best first."""
+        jobs = []
+        for node in nodes:
+            chosen = self.random.permutation(len(node))[:_CUT_ROWS]
+            inside = node.numpy()[np.sort(chosen)]
+            jobs.append(
+                CutJob(
+                    self.recipe,
+                    *(part[inside] for part in self.rows),
+                    seed=int(self.random.integers(2**31)),
+                    n_jobs=jobs_at_once(self.n_jobs),
+                )
+            )
+        return [
+            torch.from_numpy(axes) for axes in parallel(cut_axes, jobs, self.n_jobs)
+        ]
+
+
+class Sweeps:
+    """The iterations of Algorithm 1 on all leaves, one after the other."""
+
+    def __init__(
+        self,
+        grown: Grown,
+        rows: Rows,
+        recipe: Recipe,
+        n_jobs: int | None,
+        seed: int,
+        n_left_out: int,
+        intercept: np.ndarray,
+    ) -> None:
+        self.grown, self.rows, self.recipe, self.n_jobs = grown, rows, recipe, n_jobs
+        self.intercept = intercept
+        self.random = np.random.default_rng([seed, 1])
+        self.asked = np.sort(self.random.permutation(len(rows[0]))[:n_left_out])
+        self.leaves = [leaf.numpy() for leaf in grown.leaves]
+        self.unweighted = bool((rows[2] == 1).all())
+        self.gates = [np.zeros(len(leaf)) for leaf in self.leaves]
+        for leaf, reached, gate, _ in grown.tree.visits(torch.from_numpy(rows[0])):
+            inside = np.isin(reached.numpy(), self.leaves[leaf])
+            place = np.searchsorted(self.leaves[leaf], reached.numpy()[inside])
+            self.gates[leaf][place] = gate.numpy()[inside]
+        x, weights = recipe.tensor(rows[0]), recipe.tensor(rows[2])
+        self.metric = initial_metric(
+            x,
+            identity_weight=recipe.identity_weight,
+            weights=None if self.unweighted else weights,
+            diagonal=recipe.diagonal,
+        )
+
+    def advance(self, index: int, *, last: bool, bar: Any) -> Partitioned:
+        """Solve all leaves in the present metric, and learn the next one."""
+        recipe = replace(self.recipe, kernel=self._kernel())
+        n, metric = len(self.rows[0]), self.metric.cpu().numpy()
+        sampled = np.zeros(n, dtype=bool)
+        if not last:
+            sampled[self.random.permutation(n)[: recipe.agop_samples]] = True
+        jobs = [
+            self._job(recipe, metric, leaf, gate, sampled)
+            for leaf, gate in zip(self.leaves, self.gates, strict=True)
+        ]
+        parts = []
+        for part in parallel(solve_part, jobs, self.n_jobs):
+            parts.append(part)
+            bar.update()
+        outer = recipe.tensor(np.sum([part.outer for part in parts], axis=0))
+        if bool(torch.isfinite(outer).all()) and bool(outer.any()):
+            self.metric = normalised(outer)
+        return self._collected(index, recipe, metric, parts)
+
+    def _kernel(self) -> Kernel:
+        recipe = self.recipe
+        if recipe.bandwidth_rule == "fixed":
+            return recipe.kernel
+        factor = median_distance(
+            recipe.tensor(self.rows[0]),
+            recipe.kernel,
+            metric=self.metric,
+            weights=None if self.unweighted else recipe.tensor(self.rows[2]),
+            generator=torch.Generator().manual_seed(int(self.random.integers(2**31))),
+        )
+        return recipe.kernel.rescaled(factor)
+
+    def _job(
+        self,
+        recipe: Recipe,
+        metric: np.ndarray,
+        leaf: np.ndarray,
+        gate: np.ndarray,
+        sampled: np.ndarray,
+    ) -> PartJob:
+        x, y, weights = (part[leaf] for part in self.rows)
+        at = np.flatnonzero(sampled[leaf] & (gate > 0))
+        return PartJob(
+            recipe,
+            x,
+            y,
+            None if self.unweighted else weights,
+            metric,
+            gradients_at=at,
+            shares=(weights * gate)[at],
+            left_out=np.flatnonzero(np.isin(leaf, self.asked)),
+            n_jobs=jobs_at_once(self.n_jobs),
+        )
+
+    def _collected(
+        self, index: int, recipe: Recipe, metric: np.ndarray, parts: list[SolvedPart]
+    ) -> Partitioned:
+        tree, count = self.grown.tree, len(parts)
+        arrays = {
+            "rows": np.concatenate(self.leaves),
+            "offsets": np.cumsum([0, *(len(leaf) for leaf in self.leaves)]),
+            "coef": np.concatenate([part.coef for part in parts]),
+            "metric": metric,
+            "bandwidths": np.full(count, recipe.kernel.bandwidth),
+            "intercepts": np.tile(self.intercept, (count, 1)),
+            "directions": tree.directions.numpy(),
+            "bands": tree.bands.numpy(),
+            "children": tree.children.numpy(),
+        }
+        record = FittedLeaf(
+            coef=arrays["coef"],
+            metric=metric,
+            bandwidth=recipe.kernel.bandwidth,
+            intercept=self.intercept,
+            n_iter=index,
+            scores=[],
+            left_out=None,
+            solved=_summary([part.solved for part in parts]),
+            cut_short=False,
+        )
+        left_out = self._left_out(parts) if len(self.asked) else None
+        return Partitioned(self.rows[0], arrays, [record], left_out)
+
+    def _left_out(self, parts: list[SolvedPart]) -> LeftOut:
+        """Leave-one-out outputs of the leaves, blended by the gates at their rows."""
+        outputs = np.zeros((len(self.asked), self.rows[1].shape[1]))
+        for leaf, gate, part in zip(self.leaves, self.gates, parts, strict=True):
+            known = np.flatnonzero(np.isin(leaf, self.asked))
+            place = np.searchsorted(self.asked, leaf[known])
+            outputs[place] += gate[known, None] * part.left_out
+        targets = self.rows[1][self.asked] + self.intercept
+        return LeftOut(outputs + self.intercept, targets, self.rows[2][self.asked])
+
+
+def _summary(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "solver": "+".join(sorted({report["solver"] for report in reports})),
+        "dtype": max(report["dtype"] for report in reports),
+        "jitter": max(report["jitter"] for report in reports),
+        "converged": all(report["converged"] for report in reports),
+    }
+
+
+def jobs_at_once(n_jobs: int | None) -> int:
+    """How many jobs the active backend runs at one time."""
+    effective: Callable[..., int] = joblib.effective_n_jobs
+    return effective(n_jobs)
+
+
+def parallel(
+    call: Callable[[Any], Any], jobs: list[Any], n_jobs: int | None
+) -> Iterator[Any]:
+    """Answers in the order of the jobs, as they come where the backend can do that."""
+    backend, _ = get_active_backend()
+    alone = jobs_at_once(n_jobs) == 1
+    lazily = alone or getattr(backend, "supports_return_generator", False)
+    # One job at a time: each takes seconds.
+    options: dict[str, Any] = {"n_jobs": n_jobs, "batch_size": 1}
+    pool = joblib.Parallel(**options, return_as="generator" if lazily else "list")
+    return iter(pool(joblib.delayed(call)(job) for job in jobs) or ())

@@ -1,0 +1,199 @@
+"""What a kernel machine is asked to fit: labels as indicator columns, or numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_array, column_or_1d
+
+from normalign._checks import complaint, require, require_kind
+from normalign.estimators.arrays import as_numpy
+
+__all__ = ["Answers", "class_labels", "numbers", "split_blocks"]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The training answers of n rows as k columns of numbers.
+
+    Parameters
+    ----------
+    columns : ndarray of shape (n, k)
+        The numbers themselves, or one indicator column per class.
+    codes : ndarray of shape (n, o), optional
+        For labels: the index of each row's class, for each of o label columns.
+    classes : tuple of ndarray
+        For labels: the sorted classes of each label column.
+    flat : bool
+        Whether the answers came as one column, (n,).
+    """
+
+    columns: np.ndarray
+    codes: np.ndarray | None = None
+    classes: tuple[np.ndarray, ...] = ()
+    flat: bool = True
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many classes each label column has; empty for numbers."""
+        return tuple(len(part) for part in self.classes)
+
+
+def class_labels(
+    callee: str, y: Any, *, n: int | None = None, kept: np.ndarray | None = None
+) -> Answers:
+    r"""Return labels as indicator columns, one per class.
+
+    .. math:: Y_{ic} = 1 \text{ if row } i \text{ is of class } c, \text{ else } 0
+
+    as in the experiments with Algorithm 1. Several label columns (multi-output, also
+    multi-label) stand side by side, each with its own classes.
+
+    Parameters
+    ----------
+    y : array-like of shape (n,) or (n, o)
+        Labels: integers, booleans, texts. Missing ones are refused.
+    n : int, optional
+        How many there must be.
+    kept : ndarray of bool of shape (n,), optional
+        Rows that count. A class without any is no class.
+
+    Raises
+    ------
+    ValueError
+        If labels are missing, continuous, or all the same.
+
+    Examples
+    --------
+    >>> class_labels("fit", ["b", "a", "b"]).columns
+    array([[0., 1.],
+           [1., 0.],
+           [0., 1.]])
+    """
+    labels = _label_array(callee, y)
+    _require_length(callee, labels, n)
+    labels = labels if kept is None else labels[kept]
+    check_classification_targets(labels)
+    flat = labels.ndim == 1 or labels.shape[1] == 1
+    if flat:
+        labels = column_or_1d(labels, warn=True)[:, None]
+    found = [np.unique(column, return_inverse=True) for column in labels.T]
+    for j, (classes, _) in enumerate(found):
+        require(
+            len(classes) > 1, callee, "y" if flat else f"column {j} of y",
+            "of at least two classes", f"one class, {classes[0]!r}",
+            "There is nothing to tell apart.",
+        )  # fmt: skip
+    columns = [np.eye(len(classes))[codes] for classes, codes in found]
+    return Answers(
+        np.concatenate(columns, axis=1),
+        np.stack([codes for _, codes in found], axis=1),
+        tuple(classes for classes, _ in found),
+        flat,
+    )
+
+
+def numbers(
+    callee: str, y: Any, *, n: int | None = None, kept: np.ndarray | None = None
+) -> Answers:
+    """Return targets of a regression as float64 columns.
+
+    Raises
+    ------
+    ValueError
+        If a target is missing, infinite or not a number.
+
+    Examples
+    --------
+    >>> numbers("fit", [1, 2]).columns
+    array([[1.],
+           [2.]])
+    """
+    _require_given(callee, y)
+    values = check_array(
+        as_numpy(y), ensure_2d=False, dtype="float64", ensure_all_finite=False,
+        input_name="y",
+    )  # fmt: skip
+    require(
+        values.ndim <= 2, callee, "y", "of shape (n,) or (n, k)",
+        f"shape {values.shape}",
+    )  # fmt: skip
+    _require_length(callee, values, n)
+    values = values if kept is None else values[kept]
+    bad = ~np.isfinite(values)
+    require(
+        not bad.any(), callee, "y", "finite, without NaN and inf",
+        f"{bad.sum()} values that are not", "Drop the rows without an answer.",
+    )  # fmt: skip
+    return Answers(values.reshape(len(values), -1), flat=values.ndim == 1)
+
+
+def split_blocks(outputs: np.ndarray, sizes: tuple[int, ...]) -> list[np.ndarray]:
+    """Cut columns into the blocks of each label column.
+
+    Examples
+    --------
+    >>> [part.shape for part in split_blocks(np.zeros((4, 5)), (2, 3))]
+    [(4, 2), (4, 3)]
+    """
+    return np.split(outputs, np.cumsum(sizes)[:-1], axis=1)
+
+
+def _require_given(callee: str, y: Any) -> None:
+    if y is None:
+        # the second sentence is the one that scikit-learn's users know
+        raise ValueError(
+            complaint(
+                callee, "y", "given", "None",
+                "This estimator requires y to be passed, but the target y is None.",
+            )
+        )  # fmt: skip
+    require_kind(
+        not sparse.issparse(y), callee, "y", "dense", f"a sparse {type(y).__name__}",
+        "Pass y.toarray().",
+    )  # fmt: skip
+
+
+def _require_length(callee: str, y: np.ndarray, n: int | None) -> None:
+    require(
+        n is None or len(y) == n, callee, "y", f"as long as X, which has {n} rows",
+        f"{len(y)} answers",
+    )  # fmt: skip
+
+
+def _label_array(callee: str, y: Any) -> np.ndarray:
+    _require_given(callee, y)
+    missing = np.asarray(y.isna()) if hasattr(y, "isna") else None
+    labels = _plain(as_numpy(y))
+    require(
+        labels.ndim in (1, 2), callee, "y", "of shape (n,) or (n, o)",
+        f"shape {labels.shape}",
+    )  # fmt: skip
+    if missing is None:
+        missing = _missing(labels)
+    require(
+        not missing.any(), callee, "y", "labels without missing ones",
+        f"{missing.sum()} missing", "Drop those rows.",
+    )  # fmt: skip
+    if labels.dtype.kind == "O" and labels.size:  # nullable numbers arrive as objects
+        tight = np.array(labels.tolist())
+        labels = tight if tight.dtype.kind in "biu" else labels
+    return labels
+
+
+def _plain(y: Any) -> np.ndarray:
+    return y.to_numpy() if hasattr(y, "to_numpy") else np.asarray(y)
+
+
+def _missing(labels: np.ndarray) -> np.ndarray:
+    if labels.dtype.kind == "f":
+        return ~np.isfinite(labels)
+    if labels.dtype.kind != "O":
+        return np.zeros(labels.shape, dtype=bool)
+    # of all values only NaN and its like differ from themselves
+    absent = [v is None or (isinstance(v, float) and v != v) for v in labels.flat]
+    return np.reshape(absent, labels.shape)

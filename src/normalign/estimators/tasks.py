@@ -1,0 +1,157 @@
+"""The two tasks of a kernel machine: telling classes apart, and predicting numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
+from sklearn.utils import Tags
+from sklearn.utils.metaestimators import available_if
+
+from normalign.estimators.arrays import as_numpy
+from normalign.estimators.base import KernelMachine
+from normalign.estimators.calibration import probabilities, temperature
+from normalign.estimators.targets import (
+    Answers,
+    class_labels,
+    numbers,
+    split_blocks,
+)
+
+__all__ = ["KernelClassifier", "KernelRegressor"]
+
+
+def _has_one_output(estimator: Any) -> bool:
+    return not isinstance(getattr(estimator, "classes_", None), list)
+
+
+class KernelClassifier(ClassifierMixin, KernelMachine):
+    """A machine fitted to indicators of classes."""
+
+    def predict(self, X: Any) -> Any:
+        """Classes of the rows: those with the largest output.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+
+        Returns
+        -------
+        array of shape (n,), or (n, o) for several label columns
+            Of the kind of X; texts are numpy's.
+        """
+        outputs, finish = self._outputs(X)
+        found = [
+            classes[block.argmax(axis=1)]
+            for classes, block in zip(self._classes, self._blocks(outputs), strict=True)
+        ]
+        return finish(found[0] if _has_one_output(self) else np.stack(found, axis=1))
+
+    def predict_proba(self, X: Any) -> Any:
+        r"""Probabilities of the classes.
+
+        .. math:: p_c(x) = e^{t f_c(x)} / \sum_{c'} e^{t f_{c'}(x)}
+
+        The temperature t makes the labels of at most 500 training rows most likely,
+        each under the machine fitted without it (in closed form, with the metric held
+        fixed), or those of the rows kept apart by ``validation_fraction``. It does not
+        change which class is the likeliest.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+
+        Returns
+        -------
+        array of shape (n, k), or a list of them for several label columns
+        """
+        outputs, finish = self._outputs(X)
+        found = [
+            finish(probabilities(block, float(factor)))
+            for factor, block in zip(
+                np.atleast_1d(self.temperature_), self._blocks(outputs), strict=True
+            )
+        ]
+        return found[0] if _has_one_output(self) else found
+
+    @available_if(_has_one_output)
+    def decision_function(self, X: Any) -> Any:
+        """Outputs of the machine; not there for several label columns, as in trees.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+
+        Returns
+        -------
+        array of shape (n, k), or (n,) for two classes
+            For two classes the second output less the first: positive for the second.
+        """
+        outputs, finish = self._outputs(X)
+        two = outputs.shape[1] == 2
+        return finish(outputs[:, 1] - outputs[:, 0] if two else outputs)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the accuracy on rows and their labels."""
+        return super().score(as_numpy(X), as_numpy(y), as_numpy(sample_weight))
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        if tags.classifier_tags is not None:
+            tags.classifier_tags.multi_label = True
+        return tags
+
+    classes_: Any
+
+    @property
+    def _classes(self) -> list[np.ndarray]:
+        return [self.classes_] if _has_one_output(self) else self.classes_
+
+    def _blocks(self, outputs: np.ndarray) -> list[np.ndarray]:
+        return split_blocks(outputs, tuple(len(part) for part in self._classes))
+
+    def _answers(self, y: Any, n: int, kept: np.ndarray | None) -> Answers:
+        answers = class_labels(type(self).__name__, y, n=n, kept=kept)
+        self.classes_ = answers.classes[0] if answers.flat else list(answers.classes)
+        return answers
+
+    def _calibrate(
+        self, outputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | None
+    ) -> None:
+        found = [
+            temperature(block, wanted, weights=weights)
+            for block, wanted in zip(
+                self._blocks(outputs), self._blocks(targets), strict=True
+            )
+        ]
+        self.temperature_ = found[0] if _has_one_output(self) else np.array(found)
+
+
+class KernelRegressor(MultiOutputMixin, RegressorMixin, KernelMachine):
+    """A machine fitted to numbers."""
+
+    def predict(self, X: Any) -> Any:
+        """Predicted numbers.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+
+        Returns
+        -------
+        array of shape (n,) or (n, k), as the targets were
+            Of the kind of X.
+        """
+        outputs, finish = self._outputs(X)
+        return finish(outputs[:, 0] if self.flat_ else outputs)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return R squared on rows and their targets."""
+        return super().score(as_numpy(X), as_numpy(y), as_numpy(sample_weight))
+
+    def _answers(self, y: Any, n: int, kept: np.ndarray | None) -> Answers:
+        answers = numbers(type(self).__name__, y, n=n, kept=kept)
+        self.flat_ = answers.flat
+        return answers

@@ -1,0 +1,178 @@
+"""The iterations of one machine on one fold, each scored where it was not fitted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from normalign.estimators.arrays import Origin
+from normalign.estimators.base import _seeds as seeds
+from normalign.estimators.leaves import Clock, shared_threads
+from normalign.estimators.partitioned import partitioned_iterations
+from normalign.estimators.problem import Problem, Score
+from normalign.estimators.rfam import RFAMClassifier, RFAMRegressor
+
+__all__ = ["Fold", "Trajectory", "TrajectoryJob", "scored_trajectory"]
+
+# As many rows as a plain fit asks for its temperatures.
+_CALIBRATION_ROWS = 500
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Rows to fit on and rows to score on, each (x, y, weights)."""
+
+    train: tuple[np.ndarray, np.ndarray, np.ndarray | None]
+    test: tuple[np.ndarray, np.ndarray, np.ndarray | None]
+
+
+@dataclass(frozen=True)
+class TrajectoryJob:
+    """One fold and one candidate, for a worker.
+
+    Parameters
+    ----------
+    classes : bool
+        Whether answers are labels.
+    parameters : dict
+        Of the plain estimator, with the largest ``n_iter``.
+    fold : Fold
+    scorer : callable, optional
+        ``scorer(estimator, X, y)``; by default accuracy or R squared.
+    needed : bool
+        To be done even after the deadline, as far as iteration 0.
+    clock : Clock
+    """
+
+    classes: bool
+    parameters: dict[str, Any]
+    fold: Fold
+    scorer: Callable[..., float] | None
+    needed: bool
+    clock: Clock
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Scores of iterations 0, 1, ... and the seconds until each of them."""
+
+    scores: list[float]
+    seconds: list[float]
+
+
+class _ClassifierView(RFAMClassifier):
+    """A classifier at some iteration; its temperature is made only if asked for."""
+
+    _left_out: Callable[[], tuple[Any, ...]]
+
+    @property
+    def temperature_(self) -> Any:
+        """The factor of ``predict_proba``, as a plain fit would learn it."""
+        plain = RFAMClassifier()
+        plain.classes_ = self.classes_
+        plain._calibrate(*self._left_out())
+        return plain.temperature_
+
+
+class _RegressorView(RFAMRegressor):
+    """A regressor at some iteration."""
+
+    _left_out: Callable[[], tuple[Any, ...]]
+
+
+def scored_trajectory(job: TrajectoryJob) -> Trajectory:
+    """Run the recursion of a plain estimator on a fold and score every iteration.
+
+    The machines are those that fresh fits with ``n_iter`` of 0, 1, ... would make: the
+    recursion does not know how long it will go on.
+    """
+    with shared_threads(job.clock.n_jobs):
+        scores: list[float] = []
+        seconds: list[float] = []
+        started = before = time.monotonic()
+        slowest, budget = 0.0, job.clock.budget()
+        if budget == 0 and not job.needed:
+            return Trajectory(scores, seconds)
+        for view in _views(job):
+            seconds.append(time.monotonic() - started)
+            scores.append(_score(view, job))
+            now = time.monotonic()
+            slowest, before = max(slowest, now - before), now
+            if now - started + slowest > budget:
+                break
+        return Trajectory(scores, seconds)
+
+
+def _views(job: TrajectoryJob) -> Iterator[Any]:
+    """The estimator after each iteration, fitted as far as scoring needs it."""
+    kind: Any = _ClassifierView if job.classes else _RegressorView
+    view = kind(**job.parameters)
+    table, y, weights = job.fold.train
+    answers = view._answers(y, len(table), None)
+    problem = view._problem(table, answers, weights, Origin())
+    view.n_features_in_ = table.shape[1]
+    view.location_, view.unit_ = problem.frame.location, problem.frame.unit
+    view.dtype_ = str(problem.dtype).removeprefix("torch.")
+    view.device_, view.intercept_ = str(problem.device), problem.intercept
+    most = job.parameters["max_leaf_size"]
+    whole = most is None or problem.n <= most
+    for machine, left_out in (_whole if whole else _parts)(view, problem):
+        view._machine, view._left_out = (machine, problem.target_unit), left_out
+        yield view
+
+
+def _whole(view: Any, problem: Problem) -> Iterator[tuple[Any, Callable]]:
+    recipe, (_, seed) = view._recipe(problem), seeds(view.random_state)
+    x, y = recipe.tensor(problem.inside()), recipe.tensor(problem.targets())
+    weights = None if problem.weights is None else recipe.tensor(problem.weights)
+    for iteration in recipe.iterations(x, y, weights, seed):
+
+        def left_out(at: Any = iteration) -> tuple[Any, ...]:
+            rows = problem.sample(_CALIBRATION_ROWS, seed)
+            found = at.left_out(torch.as_tensor(rows, device=x.device))
+            mass = None if problem.weights is None else problem.weights[rows]
+            outputs = found.cpu().double().numpy() + problem.intercept
+            return outputs, problem.answers.columns[rows], mass
+
+        yield iteration.machine, left_out
+
+
+def _parts(view: Any, problem: Problem) -> Iterator[tuple[Any, Callable]]:
+    recipe, (_, seed) = view._recipe(problem), seeds(view.random_state)
+    steps = partitioned_iterations(
+        problem.inside(),
+        problem.targets(),
+        problem.weights,
+        recipe=recipe,
+        max_leaf_size=int(view.max_leaf_size),
+        n_left_out=_CALIBRATION_ROWS if problem.sizes else 0,
+        n_jobs=1,
+        seed=seed,
+    )
+    for part in steps:
+
+        def left_out(at: Any = part.left_out) -> tuple[Any, ...]:
+            shift = problem.intercept
+            return at.outputs + shift, at.targets + shift, at.weights
+
+        machine = part.machine(recipe.kernel, dtype=recipe.dtype, device=recipe.device)
+        yield machine, left_out
+
+
+def _score(view: Any, job: TrajectoryJob) -> float:
+    x, y, weights = job.fold.test
+    if job.scorer is not None:
+        more = {} if weights is None else {"sample_weight": weights}
+        return float(job.scorer(view, x, y, **more))
+    found = view.predict(x).reshape(len(x), -1)
+    truth = y.reshape(len(x), -1)
+    mass = np.ones(len(x)) if weights is None else weights
+    if job.classes:
+        return float(np.average((found == truth).mean(axis=1), weights=mass))
+    score = Score((), np.zeros(truth.shape[1]))
+    return score(*(torch.as_tensor(part) for part in (found, truth, mass)))

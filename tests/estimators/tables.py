@@ -1,0 +1,28 @@
+"""Small tables and the estimators that every test of their contract is run over."""
+
+import numpy as np
+
+from normalign.estimators import (
+    RFAMClassifier,
+    RFAMRegressor,
+    RFMClassifier,
+    RFMRegressor,
+)
+
+CLASSIFIERS = [RFMClassifier, RFAMClassifier]
+REGRESSORS = [RFMRegressor, RFAMRegressor]
+ESTIMATORS = CLASSIFIERS + REGRESSORS
+
+RNG = np.random.default_rng(0)
+N, D = 60, 4
+X = RNG.normal(size=(N, D))
+FRESH = RNG.normal(size=(15, D))
+# Only the first two columns matter, and one of them more.
+NUMBERS = np.sin(2 * X[:, 0]) + 0.3 * X[:, 1]
+CODES = np.digitize(NUMBERS, np.quantile(NUMBERS, [1 / 3, 2 / 3]))
+WORDS = np.array(["ant", "bee", "cat"])[CODES]
+
+
+def answers(kind: type) -> np.ndarray:
+    """Answers that suit an estimator: words for classifiers."""
+    return WORDS if kind in CLASSIFIERS else NUMBERS

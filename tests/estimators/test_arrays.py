@@ -1,0 +1,191 @@
+import array_api_strict
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from normalign.estimators import RFMRegressor
+from normalign.estimators.arrays import Origin, as_numpy, checked_weights
+from tests.estimators.tables import ESTIMATORS, FRESH, NUMBERS, X, answers
+
+STRICT_DEVICES = array_api_strict.__array_namespace_info__().devices()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_a_tensor_goes_to_numpy_and_back(dtype):
+    tensor = torch.arange(3, dtype=dtype)
+    array = as_numpy(tensor)
+    assert isinstance(array, np.ndarray)
+    back = Origin.of(tensor).restored(array)
+    torch.testing.assert_close(back, tensor)
+
+
+def test_a_tensor_with_a_graph_or_in_bfloat16_is_read_without_its_graph():
+    tensor = torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
+    np.testing.assert_array_equal(as_numpy(tensor), [1.0, 1.0])
+    assert tensor.requires_grad
+
+
+@pytest.mark.parametrize("device", STRICT_DEVICES)
+def test_any_array_of_the_standard_goes_to_numpy_and_back(device):
+    values = strict(np.array([1.0, 2.0]), device)
+    array = as_numpy(values)
+    assert type(array) is np.ndarray
+    np.testing.assert_array_equal(array, [1.0, 2.0])
+    back = Origin.of(values).restored(array)
+    assert back.device == device
+    assert bool(array_api_strict.all(back == values))
+
+
+class Elsewhere:
+    """An array that only its own library's method brings to the processor."""
+
+    device = "gpu"
+
+    def __array_namespace__(self):
+        return np
+
+    def get(self):
+        return np.array([1.0, 2.0])
+
+
+class Old:
+    """An array that knows numpy, and no newer way of exchange."""
+
+    device = "cpu"
+
+    def __array_namespace__(self):
+        return np
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array([1.0, 2.0], dtype=dtype)
+
+
+@pytest.mark.parametrize("values", [Elsewhere(), Old()])
+def test_arrays_with_a_way_of_their_own_are_read_by_it(values):
+    np.testing.assert_array_equal(as_numpy(values), [1.0, 2.0])
+
+
+@pytest.mark.parametrize("values", [[1, 2], np.ones(2), pd.Series([1, 2])])
+def test_what_numpy_reads_itself_is_left_alone(values):
+    assert as_numpy(values) is values
+    assert Origin.of(values).restored(np.ones(2)) is not None
+    assert type(Origin.of(values).restored(np.ones(2))) is np.ndarray
+
+
+def test_texts_stay_with_numpy():
+    words = np.array(["a", "b"])
+    assert Origin.of(torch.ones(2)).restored(words) is words
+
+
+def strict(table, device):
+    """Some of the devices have no float64."""
+    coarse = "no_" in str(device)
+    values = table.astype(np.float32) if coarse else table
+    return array_api_strict.asarray(values, device=device)
+
+
+METHODS = ["predict", "predict_proba", "decision_function", "jacobian"]
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+@pytest.mark.parametrize(
+    ("table", "fresh"),
+    [
+        (torch.as_tensor(X), torch.as_tensor(FRESH)),
+        (torch.as_tensor(X).float(), torch.as_tensor(FRESH).float()),
+        *((strict(X, device), strict(FRESH, device)) for device in STRICT_DEVICES),
+    ],
+    ids=["float64 tensor", "float32 tensor", *map(str, STRICT_DEVICES)],
+)
+def test_arrays_of_any_library_come_back_as_that_library_has_them(kind, table, fresh):
+    y = answers(kind)
+    codes = np.unique(y, return_inverse=True)[1] if y.dtype.kind == "U" else y
+    codes = codes.astype(as_numpy(table).dtype)
+    plain = kind(n_iter=1).fit(as_numpy(table), codes)
+    given = Origin.of(table).restored(codes)
+    machine = kind(n_iter=1).fit(table, given)
+    for name in METHODS:
+        if not hasattr(machine, name):
+            continue
+        found = getattr(machine, name)(fresh)
+        wanted = getattr(plain, name)(as_numpy(fresh))
+        assert type(found) is type(fresh)
+        assert found.device == fresh.device
+        np.testing.assert_array_equal(as_numpy(found), wanted)
+        if name != "predict":
+            assert found.dtype == fresh.dtype
+    assert type(machine.X_fit_) is np.ndarray
+    assert machine.score(table, codes) == plain.score(as_numpy(table), codes)
+
+
+def test_predicted_words_are_numpys_even_for_tensors():
+    from normalign.estimators import RFMClassifier
+
+    machine = RFMClassifier().fit(torch.as_tensor(X), ["a", "b"] * 30)
+    assert machine.predict(torch.as_tensor(FRESH)).dtype.kind == "U"
+    assert isinstance(machine.predict_proba(torch.as_tensor(FRESH)), torch.Tensor)
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda t: pd.DataFrame(t).astype("Float64"),
+        lambda t: pd.DataFrame(t).astype(object),
+        lambda t: t.tolist(),
+        lambda t: np.asfortranarray(t),
+        lambda t: np.repeat(t, 2, axis=0)[::2],
+    ],
+)
+def test_numbers_in_any_dress_are_the_same_numbers(convert):
+    wanted = RFMRegressor().fit(X, NUMBERS).predict(FRESH)
+    machine = RFMRegressor().fit(convert(X), NUMBERS)
+    np.testing.assert_array_equal(machine.predict(convert(FRESH)), wanted)
+
+
+def test_integers_and_booleans_are_numbers():
+    table = pd.DataFrame(
+        {
+            "flag": pd.array([True, False] * 30, dtype="boolean"),
+            "count": pd.array(range(60), dtype="Int64"),
+            "plain": np.arange(60) % 3 == 0,
+        }
+    )
+    machine = RFMRegressor().fit(table, NUMBERS)
+    again = RFMRegressor().fit(table.astype(float), NUMBERS)
+    np.testing.assert_array_equal(machine.predict(table), again.predict(table))
+    assert list(machine.feature_names_in_) == ["flag", "count", "plain"]
+
+
+def test_nothing_given_by_the_caller_is_changed_or_shared():
+    table, numbers, weights = X.copy(), NUMBERS.copy(), np.ones(len(X))
+    machine = RFMRegressor().fit(table, numbers, sample_weight=weights)
+    np.testing.assert_array_equal(table, X)
+    np.testing.assert_array_equal(numbers, NUMBERS)
+    wanted = machine.predict(FRESH)
+    table[:] = 0.0
+    machine._machine = None
+    np.testing.assert_array_equal(machine.predict(FRESH), wanted)
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        (np.ones(4), "one number for each of the 3 rows"),
+        (np.ones((3, 1)), "one number for each of the 3 rows"),
+        ([1.0, np.nan, 1.0], "finite and not negative"),
+        ([1.0, -1.0, 1.0], "finite and not negative"),
+        ([0.0, 0.0, 0.0], "only zero weights"),
+        ([1.0, 1e-40, 0.0], "divide them all by their mean"),
+        ([1.0, 1e40, 0.0], "divide them all by their mean"),
+    ],
+)
+def test_wrong_weights_are_refused(weights, words):
+    with pytest.raises(ValueError, match=f"fit: sample_weight must be .*{words}"):
+        checked_weights("fit", weights, 3)
+
+
+def test_weights_may_be_a_tensor_or_one_number():
+    np.testing.assert_array_equal(checked_weights("fit", torch.ones(2), 2), [1, 1])
+    np.testing.assert_array_equal(checked_weights("fit", 2, 2), [2, 2])
+    assert checked_weights("fit", None, 2) is None

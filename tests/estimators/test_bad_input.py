@@ -1,0 +1,382 @@
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from scipy import sparse
+
+from normalign.estimators import RFAMClassifier, RFMClassifier, RFMRegressor
+from tests.estimators.tables import (
+    CLASSIFIERS,
+    ESTIMATORS,
+    FRESH,
+    NUMBERS,
+    REGRESSORS,
+    WORDS,
+    N,
+    X,
+    answers,
+)
+
+HOUSE = r"^\w+: [\w ]+ must be .+, got .+\."
+
+REFUSALS = (
+    "on a scale near the bandwidth",
+    "must be spread over",
+    "got one class",
+    "that the dtype can tell apart",
+)
+
+finite = st.floats(allow_nan=False, allow_infinity=False, width=64)
+tables = hnp.arrays(
+    np.float64,
+    st.tuples(st.integers(1, 8), st.integers(1, 12)),
+    elements=st.one_of(
+        finite,
+        st.sampled_from([0.0, 1.0, -1.0, 1e30, -1e30, 1e-30, 1e300, -1.7e308, 5e-324]),
+    ),
+)
+
+
+@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from(ESTIMATORS),
+    tables,
+    st.sampled_from(["fixed", "median"]),
+    st.sampled_from(["laplace", "gaussian", "product_laplace"]),
+    st.sampled_from(["auto", "float32"]),
+    st.booleans(),
+)
+def test_any_finite_table_gives_finite_answers_or_an_error_of_the_house(
+    kind, table, rule, kernel, dtype, diagonal
+):
+    machine = kind(
+        bandwidth_rule=rule, kernel=kernel, dtype=dtype, diagonal=diagonal, n_iter=2
+    )
+    y = np.arange(len(table)) % 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        try:
+            machine.fit(table, y)
+        except ValueError as error:
+            assert any(words in str(error) for words in REFUSALS)  # noqa: PT017
+            assert not [name for name in vars(machine) if name.endswith("_")]
+            return
+        for name in ("predict", "predict_proba", "jacobian"):
+            if hasattr(machine, name):
+                found = getattr(machine, name)(np.concatenate([table, 0 * table]))
+                assert np.isfinite(found).all(), name
+    assert np.isfinite(machine.metric_).all()
+    assert np.isfinite(machine.feature_importances_).all()
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(ESTIMATORS), st.sampled_from([1e-30, 1e-8, 1e8, 1e30, 1e200]))
+def test_the_units_of_a_table_do_not_matter_if_the_bandwidth_follows(kind, scale):
+    y = answers(kind)
+    settings = {"bandwidth": 1.0, "bandwidth_rule": "median", "n_iter": 2}
+    if "identity_weight" in kind().get_params():
+        settings["identity_weight"] = 0.0  # a blend would weigh units
+    plain = kind(**settings).fit(X, y)
+    scaled = kind(**settings).fit(scale * X, y)
+    name = "decision_function" if kind in CLASSIFIERS else "predict"
+    # scaling by what is no power of two rounds every number once
+    np.testing.assert_allclose(
+        getattr(scaled, name)(scale * FRESH), getattr(plain, name)(FRESH), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30, 1e200])
+def test_the_units_of_the_targets_never_matter(dtype, scale):
+    plain = RFMRegressor(dtype=dtype).fit(X, NUMBERS)
+    scaled = RFMRegressor(dtype=dtype).fit(X, scale * NUMBERS)
+    tolerance = 1e-9 if dtype == "float64" else 1e-2
+    np.testing.assert_allclose(
+        scaled.predict(FRESH) / scale, plain.predict(FRESH), rtol=tolerance, atol=1e-4
+    )
+
+
+def test_a_table_of_1e30_is_answered_rightly_and_with_a_warning():
+    with pytest.warns(UserWarning, match="bandwidths apart.*StandardScaler"):
+        machine = RFMRegressor(ridge=0.5).fit(1e30 * X, NUMBERS)
+    # every kernel between distinct rows is zero, so rows know themselves alone
+    np.testing.assert_allclose(machine.predict(1e30 * FRESH), NUMBERS.mean())
+    own = NUMBERS.mean() + (NUMBERS - NUMBERS.mean()) / 1.5
+    np.testing.assert_allclose(machine.predict(1e30 * X), own)
+
+
+def test_single_precision_refuses_what_it_cannot_hold():
+    machine = RFMRegressor(dtype="float32")
+    with pytest.raises(ValueError, match="X must be on a scale near the bandwidth"):
+        machine.fit(1e30 * X, NUMBERS)
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_missing_and_infinite_values_are_named_with_their_columns(kind, bad):
+    frame = pd.DataFrame(X, columns=["age", "height", "rooms", "floor"])
+    frame.loc[7, "rooms"] = bad
+    machine = kind(n_iter=0)
+    with pytest.raises(ValueError, match=r"'rooms'.*make_tabular_pipeline") as caught:
+        machine.fit(frame, answers(kind))
+    assert str(caught.value).startswith(f"{kind.__name__}: X must be finite")
+    machine.fit(X, answers(kind))
+    broken = FRESH.copy()
+    broken[2, 3] = bad
+    with pytest.raises(ValueError, match="1 places, in the columns 3"):
+        machine.predict(broken)
+
+
+def test_pandas_missing_values_are_missing_values():
+    frame = pd.DataFrame(X).astype("Float64")
+    frame.iloc[0, 1] = pd.NA
+    with pytest.raises(ValueError, match="NaN in 1 places"):
+        RFMRegressor().fit(frame, NUMBERS)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pd.Series(["a"] * N, dtype="str"),
+        pd.Series(["a"] * N, dtype="string"),
+        pd.Series(["a"] * N, dtype=object),
+        pd.Series(["1.5"] * N, dtype=object),
+        pd.Series(["a"] * N, dtype="category"),
+        pd.Series(pd.date_range("2020-01-01", periods=N)),
+    ],
+    ids=lambda column: str(column.dtype),
+)
+def test_columns_that_are_no_numbers_are_named_with_what_encodes_them(column):
+    frame = pd.DataFrame(X).assign(city=column)
+    words = r"X must be numbers, got 'city' \(.*make_tabular_pipeline\(RFMClassifier"
+    with pytest.raises(ValueError, match=words):
+        RFMClassifier().fit(frame, WORDS)
+
+
+def test_arrays_of_texts_are_refused():
+    for table in (X.astype(str), X.astype(str).astype(object)):
+        with pytest.raises(ValueError, match="make_tabular_pipeline"):
+            RFMClassifier().fit(table, WORDS)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        sparse.csr_array(X),
+        sparse.coo_matrix(X),
+        torch.as_tensor(X).to_sparse(),
+    ],
+    ids=lambda table: type(table).__name__,
+)
+def test_sparse_tables_are_refused_with_the_remedy(table):
+    with pytest.raises(TypeError, match=HOUSE + ".*toarray"):
+        RFMRegressor().fit(table, NUMBERS)
+    with pytest.raises(TypeError, match="toarray"):
+        RFMRegressor(n_iter=0).fit(X, NUMBERS).predict(table)
+
+
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+def test_one_class_is_refused_by_its_name(kind):
+    with pytest.raises(
+        ValueError, match=r"at least two classes, got one class, .*'ant'"
+    ):
+        kind().fit(X, ["ant"] * N)
+    weights = (WORDS == "bee").astype(float)
+    with pytest.raises(ValueError, match=r"one class, .*'bee'"):
+        kind().fit(X, WORDS, sample_weight=weights)
+
+
+@pytest.mark.parametrize("kind", REGRESSORS)
+def test_one_row_is_predicted_everywhere(kind):
+    machine = kind().fit(X[:1], [7.0])
+    np.testing.assert_array_equal(machine.predict(FRESH), 7.0)
+    np.testing.assert_array_equal(machine.jacobian(FRESH), 0.0)
+    np.testing.assert_array_equal(machine.feature_importances_, 0.0)
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_constant_columns_and_constant_tables_are_harmless(kind):
+    y = answers(kind)
+    wide = np.column_stack([X, np.full(N, 1e9)])
+    fresh = np.column_stack([FRESH, np.full(15, 1e9)])
+    machine = kind(n_iter=2).fit(wide, y)
+    assert machine.feature_importances_[-1] == 0
+    np.testing.assert_allclose(machine.jacobian(fresh)[..., -1], 0, atol=1e-12)
+    flat = kind(n_iter=2).fit(np.ones((N, 2)), y)
+    found = flat.jacobian(np.ones((3, 2)))
+    np.testing.assert_array_equal(found, 0.0)
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_duplicated_rows_count_as_weights(kind):
+    y = answers(kind)
+    doubled = kind(n_iter=2).fit(np.tile(X, (2, 1)), np.tile(y, 2))
+    weighted = kind(n_iter=2).fit(X, y, sample_weight=np.full(N, 2.0))
+    np.testing.assert_allclose(
+        doubled.jacobian(FRESH), weighted.jacobian(FRESH), atol=1e-7
+    )
+
+
+def test_rows_that_contradict_each_other_are_averaged():
+    table, y = np.repeat(X, 2, axis=0), np.tile([0.0, 2.0], N)
+    machine = RFMRegressor(center=False, ridge=1e-6).fit(table, y)
+    np.testing.assert_allclose(machine.predict(X), 1.0, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_many_more_columns_than_rows_are_no_obstacle(kind):
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(9, 300))
+    y = np.arange(9) % 2
+    machine = kind(bandwidth=50.0, ridge=1e-6).fit(table, y)
+    assert machine.metric_.shape == (300, 300)
+    np.testing.assert_allclose(machine.predict(table), y, atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_wrong_columns_at_predict_are_refused(kind):
+    names = list("abcd")
+    machine = kind(n_iter=0).fit(pd.DataFrame(X, columns=names), answers(kind))
+    fresh = pd.DataFrame(FRESH, columns=names)
+    with pytest.raises(ValueError, match=r"names.*seen at fit time.*missing"):
+        machine.predict(fresh.drop(columns="b"))
+    with pytest.raises(ValueError, match="unseen at fit time"):
+        machine.predict(fresh.assign(e=0.0))
+    with pytest.raises(ValueError, match="same order"):
+        machine.predict(fresh[list("dcba")])
+    with pytest.warns(UserWarning, match="feature names"):
+        machine.predict(FRESH)
+
+
+def state(estimator):
+    return {name: id(value) for name, value in vars(estimator).items()}
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_a_fit_that_fails_leaves_everything_as_it_was(kind):
+    y = answers(kind)
+    machine = kind(n_iter=0)
+    for _ in range(2):  # first unfitted, then fitted
+        before = state(machine)
+        with pytest.raises(ValueError, match="finite"):
+            machine.fit(np.where(X > 2, np.nan, X), y)
+        with pytest.raises(ValueError, match="as long as X"):
+            machine.fit(X, y[:-1])
+        with pytest.raises(ValueError, match="memory_limit"):
+            machine.set_params(memory_limit=1).fit(X[:, :2], y)
+        machine.set_params(memory_limit=None)
+        assert state(machine) == before
+        machine.fit(X, y)
+
+
+def test_an_interrupted_fit_leaves_everything_as_it_was(monkeypatch):
+    machine = RFMClassifier(n_iter=0).fit(X, WORDS)
+    before = state(machine)
+
+    def interrupted(job):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("normalign.estimators.base.fit_leaf", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        machine.fit(X[:, :2], WORDS == "ant")
+    assert state(machine) == before
+
+
+def test_a_second_fit_forgets_the_first_one():
+    machine = RFMClassifier(validation_fraction=0.2, n_iter=0)
+    machine.fit(pd.DataFrame(X, columns=list("abcd")), WORDS)
+    machine.set_params(validation_fraction=None).fit(X[:, :3], WORDS == "ant")
+    assert not hasattr(machine, "validation_scores_")
+    assert not hasattr(machine, "feature_names_in_")
+    assert machine.n_features_in_ == 3
+    assert list(machine.classes_) == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"kernel": "cubic"}, 'kernel must be one of "laplace"'),
+        ({"kernel": "gaussian", "exponent": 1.5}, "exponent must be 1.0"),
+        ({"exponent": 2.5}, r"exponent must be in \(0, 2\], got 2.5"),
+        ({"bandwidth": 0}, r"bandwidth must be in \(0, inf\), got 0"),
+        ({"bandwidth": np.inf}, "bandwidth must be"),
+        ({"bandwidth_rule": "mean"}, "bandwidth_rule must be one of"),
+        ({"ridge": -1.0}, "ridge must be"),
+        ({"ridge": np.nan}, "ridge must be"),
+        ({"n_iter": -1}, "n_iter must be 0 or more, got -1"),
+        ({"identity_weight": 1.5}, r"identity_weight must be in \[0, 1\], got 1.5"),
+        ({"solver": "lu"}, "solver must be one of"),
+        ({"device": "toaster"}, "device must be"),
+        ({"device": "meta"}, "device must be a device that computes"),
+        ({"dtype": "float16"}, "dtype must be one of"),
+        ({"memory_limit": 0}, "memory_limit must be 1 or more"),
+        ({"max_leaf_size": 0}, "max_leaf_size must be 1 or more"),
+        ({"validation_fraction": 1.0}, "validation_fraction must be in"),
+        ({"validation_fraction": 1e-9}, "rows remain on both sides"),
+        ({"time_limit_s": 0}, "time_limit_s must be"),
+        ({"agop_samples": 0}, "agop_samples must be 1 or more"),
+    ],
+    ids=str,
+)
+def test_values_that_make_no_machine_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        RFAMClassifier(**settings).fit(X, WORDS)
+    assert str(caught.value).startswith("RFAMClassifier: ")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"n_iter": 2.5},
+        {"n_iter": True},
+        {"bandwidth": "wide"},
+        {"ridge": None},
+        {"diagonal": "yes"},
+        {"center": None},
+        {"agop_samples": 1e4},
+        {"identity_weight": [0.5]},
+    ],
+    ids=str,
+)
+def test_parameters_of_the_wrong_kind_are_refused(settings):
+    with pytest.raises(TypeError, match=r"^RFAMClassifier: .* must be .*, got "):
+        RFAMClassifier(**settings).fit(X, WORDS)
+
+
+def test_far_away_from_all_rows_answers_stay_finite():
+    machine = RFMRegressor(dtype="float32").fit(X, NUMBERS)
+    far = np.array([[1e30, -1e300, 1e308, 0.0], [-1.7e308] * 4])
+    np.testing.assert_allclose(machine.predict(far), NUMBERS.mean())
+    np.testing.assert_array_equal(machine.jacobian(far), 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"ridge": size} for size in (1e-300, 1e-12, 1e12, 1e300)),
+        *({"bandwidth": size} for size in (1e-300, 1e-3, 1e3, 1e300)),
+        *({"exponent": size} for size in (1e-6, 0.5, 2.0)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("rule", ["fixed", "median"])
+def test_extreme_parameters_give_finite_answers_or_an_error_of_the_house(
+    dtype, settings, rule
+):
+    machine = RFMRegressor(dtype=dtype, bandwidth_rule=rule, n_iter=2, **settings)
+    table, y = np.tile(X, (2, 1)), np.tile(NUMBERS, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        try:
+            machine.fit(table, y)
+        except ValueError as error:
+            assert any(words in str(error) for words in REFUSALS)  # noqa: PT017
+            return
+    assert np.isfinite(machine.predict(FRESH)).all()
+    assert np.isfinite(machine.jacobian(X)).all()

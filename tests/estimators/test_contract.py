@@ -1,0 +1,217 @@
+import copy
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+import skops.io
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import config_context
+from sklearn.base import clone
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from normalign.estimators import (
+    RFAMClassifier,
+    RFAMRegressor,
+    RFMClassifier,
+    RFMRegressor,
+    as_torch,
+)
+from tests.estimators.tables import (
+    CLASSIFIERS,
+    CODES,
+    ESTIMATORS,
+    FRESH,
+    NUMBERS,
+    REGRESSORS,
+    WORDS,
+    N,
+    X,
+    answers,
+)
+
+
+@parametrize_with_checks([kind() for kind in ESTIMATORS])
+def test_scikit_learn_finds_nothing_wrong(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks(
+    [RFAMClassifier(max_leaf_size=10), RFMRegressor(max_leaf_size=10)]
+)
+def test_scikit_learn_finds_nothing_wrong_with_machines_of_parts(estimator, check):
+    check(estimator)
+
+
+@given(
+    st.sampled_from(ESTIMATORS),
+    st.lists(st.integers(0, 3), min_size=12, max_size=12),
+    st.integers(0, 2**31),
+)
+def test_weights_are_repetitions(kind, weights, seed):
+    rng = np.random.default_rng(seed)
+    table = rng.normal(size=(12, 3))
+    y = np.arange(12) % 3 if kind in CLASSIFIERS else rng.normal(size=12)
+    weights = np.array(weights)
+    if len(np.unique(y[weights > 0])) < 2:
+        return
+    weighted = kind().fit(table, y, sample_weight=weights)
+    repeated = kind().fit(table.repeat(weights, axis=0), y.repeat(weights))
+    name = "predict_proba" if kind in CLASSIFIERS else "predict"
+    fresh = rng.normal(size=(6, 3))
+    # the condition of K + ridge, about 1e5, times the rounding of six solves
+    np.testing.assert_allclose(
+        getattr(weighted, name)(fresh), getattr(repeated, name)(fresh), atol=1e-8
+    )
+    np.testing.assert_allclose(weighted.metric_, repeated.metric_, atol=1e-8)
+    np.testing.assert_allclose(
+        weighted.feature_importances_, repeated.feature_importances_, atol=1e-8
+    )
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_fractional_weights_scale_the_ridge(kind):
+    y = answers(kind)
+    halved = kind(n_iter=0).fit(X, y, sample_weight=np.full(N, 0.5))
+    doubled = kind(n_iter=0, ridge=2e-3).fit(X, y)
+    np.testing.assert_allclose(halved.dual_coef_, doubled.dual_coef_, rtol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_it_stands_in_pipelines_searches_and_cross_validation(kind):
+    y = answers(kind)
+    name = kind.__name__.lower()
+    pipeline = make_pipeline(StandardScaler(), kind(n_iter=1))
+    search = GridSearchCV(pipeline, {f"{name}__ridge": [1e-3, 10.0]}, cv=3)
+    search.fit(100 * X, y)
+    assert search.best_params_ == {f"{name}__ridge": 1e-3}
+    assert cross_val_score(pipeline, X, y, cv=3).mean() > 0.5
+    assert clone(search.best_estimator_).get_params() is not None
+
+
+@pytest.mark.parametrize("kind", REGRESSORS)
+def test_several_targets_share_a_metric_and_keep_their_shape(kind):
+    targets = np.stack([NUMBERS, X[:, 2], np.full(N, 3.0)], axis=1)
+    machine = kind(n_iter=2).fit(X, targets)
+    assert machine.predict(FRESH).shape == (15, 3)
+    assert machine.jacobian(FRESH).shape == (15, 3, 4)
+    np.testing.assert_allclose(machine.predict(FRESH)[:, 2], 3.0)
+    assert kind().fit(X, targets[:, :1]).predict(FRESH).shape == (15, 1)
+    apart = kind(n_iter=0).fit(X, targets).predict(FRESH)[:, 1]
+    alone = kind(n_iter=0).fit(X, targets[:, 1]).predict(FRESH)
+    np.testing.assert_allclose(apart, alone, rtol=1e-9)
+
+
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+def test_several_label_columns_are_answered_as_trees_answer_them(kind):
+    labels = np.stack([WORDS, np.where(X[:, 2] > 0, "up", "down")], axis=1)
+    tree = RandomForestClassifier(n_estimators=2).fit(X, labels)
+    machine = kind(n_iter=1).fit(X, labels)
+    assert [list(c) for c in machine.classes_] == [list(c) for c in tree.classes_]
+    assert machine.predict(FRESH).shape == tree.predict(FRESH).shape == (15, 2)
+    found = machine.predict_proba(FRESH)
+    assert [p.shape for p in found] == [p.shape for p in tree.predict_proba(FRESH)]
+    for j in range(2):
+        likeliest = machine.classes_[j][found[j].argmax(axis=1)]
+        np.testing.assert_array_equal(likeliest, machine.predict(FRESH)[:, j])
+    assert machine.jacobian(FRESH).shape == (15, 5, 4)
+    assert not hasattr(machine, "decision_function")
+    assert not hasattr(tree, "decision_function")
+    # of one column alone it is there again
+    assert machine.fit(X, WORDS).decision_function(FRESH).shape == (15, 3)
+
+
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+def test_two_classes_have_one_decision_value_whose_sign_decides(kind):
+    machine = kind().fit(X, NUMBERS > 0)
+    decision = machine.decision_function(FRESH)
+    assert decision.shape == (15,)
+    np.testing.assert_array_equal(machine.predict(FRESH), decision > 0)
+    jacobian = machine.jacobian(FRESH)
+    assert jacobian.shape == (15, 2, 4)
+    # with centred indicators the two outputs sum to one everywhere
+    np.testing.assert_allclose(jacobian.sum(axis=1), 0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+@pytest.mark.parametrize("max_leaf_size", [None, 25])
+def test_the_state_is_plain_and_survives_pickling_copying_and_skops(
+    kind, max_leaf_size
+):
+    machine = kind(n_iter=1, max_leaf_size=max_leaf_size, random_state=0)
+    machine.fit(pd.DataFrame(X, columns=list("abcd")), answers(kind))
+    fresh = pd.DataFrame(FRESH, columns=list("abcd"))
+    wanted = machine.predict(fresh)
+    dumped = skops.io.dumps(machine)
+    strange = skops.io.get_untrusted_types(data=dumped)
+    assert strange == [f"{kind.__module__}.{kind.__name__}"]
+    for again in (
+        pickle.loads(pickle.dumps(machine)),
+        copy.deepcopy(machine),
+        skops.io.loads(dumped, trusted=strange),
+    ):
+        assert not any(isinstance(v, torch.Tensor) for v in vars(again).values())
+        np.testing.assert_array_equal(again.predict(fresh), wanted)
+        np.testing.assert_array_equal(again.jacobian(fresh), machine.jacobian(fresh))
+        assert list(again.feature_names_in_) == list("abcd")
+
+
+def test_a_machine_from_a_gpu_answers_on_a_machine_without_one():
+    machine = RFMClassifier().fit(X, WORDS)
+    state = pickle.loads(pickle.dumps(machine))
+    if not torch.cuda.is_available():
+        state.device_ = "cuda:0"
+    np.testing.assert_allclose(state.predict_proba(FRESH), machine.predict_proba(FRESH))
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_an_unfitted_machine_says_so(kind):
+    for name in ("predict", "jacobian"):
+        with pytest.raises(NotFittedError):
+            getattr(kind(), name)(FRESH)
+
+
+def test_integer_and_boolean_labels_come_back_as_they_were():
+    assert RFMClassifier().fit(X, CODES).predict(FRESH).dtype == CODES.dtype
+    assert RFMClassifier().fit(X, CODES > 1).predict(FRESH).dtype == bool
+    assert RFMClassifier().fit(X, pd.Series(WORDS)).predict(FRESH)[0] in WORDS
+
+
+def test_one_against_the_rest_has_a_torch_form_too():
+    fitted = OneVsRestClassifier(RFMClassifier(n_iter=1)).fit(X, WORDS)
+    found = as_torch(fitted)(torch.as_tensor(FRESH)).detach()
+    np.testing.assert_allclose(found, fitted.decision_function(FRESH), atol=1e-7)
+
+
+def test_machines_of_parts_or_of_several_labels_have_no_torch_form():
+    parts = RFMRegressor(max_leaf_size=25, n_iter=0, random_state=0).fit(X, NUMBERS)
+    with pytest.raises(ValueError, match="a machine of one part, got one of"):
+        as_torch(parts)
+    labels = np.stack([WORDS, WORDS], axis=1)
+    with pytest.raises(ValueError, match="one label per sample"):
+        as_torch(RFMClassifier(n_iter=0).fit(X, labels))
+
+
+def test_a_scaler_and_a_machine_become_one_torch_module():
+    pipeline = make_pipeline(StandardScaler(), RFAMRegressor(kernel="product_laplace"))
+    pipeline.fit(5 * X + 2, NUMBERS)
+    found = as_torch(pipeline)(torch.as_tensor(5 * FRESH + 2))
+    np.testing.assert_allclose(found[:, 0], pipeline.predict(5 * FRESH + 2), atol=1e-8)
+
+
+def test_sample_weights_reach_a_machine_through_metadata_routing():
+    with config_context(enable_metadata_routing=True):
+        machine = RFMRegressor(n_iter=0).set_fit_request(sample_weight=True)
+        scaler = StandardScaler().set_fit_request(sample_weight=False)
+        pipeline = make_pipeline(scaler, machine)
+        first = pipeline.fit(X, NUMBERS, sample_weight=np.arange(N) < 30)
+    assert len(first[-1].X_fit_) == 30

@@ -1,0 +1,393 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+
+import joblib
+import numpy as np
+import pytest
+import torch
+
+from normalign.estimators.blended import BlendedMachine, assembled
+from normalign.estimators.leaves import Clock, LeafJob, Recipe, fit_leaf, shared_threads
+from normalign.estimators.partitioned import fit_partitioned, merged
+from normalign.estimators.sweeps import parallel
+from normalign.kernels import Gaussian, Laplace, ProductLaplace
+
+RECIPE = Recipe(kernel=Laplace(bandwidth=5.0), ridge=0.1, n_iter=2)
+
+
+def rows(n=300, d=3, seed=0):
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(n, d))
+    y = np.stack([np.sin(2 * x[:, 0]) + x[:, 1], x[:, 0] * x[:, 1]], axis=1)
+    return x, y
+
+
+def outputs(fitted, x, recipe=RECIPE):
+    machine = fitted.machine(recipe.kernel, dtype=recipe.dtype)
+    return machine(torch.as_tensor(x, dtype=recipe.dtype)).numpy()
+
+
+def explained(outputs, targets, weights):
+    error = (weights[:, None] * (outputs - targets).square()).sum()
+    return 1 - float(error / (weights[:, None] * targets.square()).sum())
+
+
+def later_is_worse(outputs, targets, weights):
+    later_is_worse.calls += 1
+    return -float(later_is_worse.calls)
+
+
+def process_of(_):
+    time.sleep(0.2)
+    return os.getpid()
+
+
+def threads_of(n_jobs):
+    with shared_threads(n_jobs):
+        return torch.get_num_threads()
+
+
+def test_one_leaf_is_the_direct_machine():
+    x, y = rows(60)
+    fitted = fit_partitioned(x, y, recipe=RECIPE, max_leaf_size=60)
+    whole = fit_leaf(LeafJob(RECIPE, x, y, None, seed=0))
+    assert fitted.arrays["offsets"].tolist() == [0, 60]
+    # Rows are in another order, so sums round differently; the system's condition
+    # (60 / ridge) multiplies that.
+    np.testing.assert_allclose(fitted.metric, whole.metric, rtol=1e-10, atol=1e-12)
+    order = np.lexsort(fitted.x_fit.T)
+    np.testing.assert_allclose(
+        fitted.arrays["coef"][order], whole.coef[np.lexsort(x.T)], rtol=1e-9, atol=1e-11
+    )
+
+
+def test_many_leaves_come_near_the_direct_machine():
+    x, y = rows(800)
+    at, truth = rows(400, seed=1)
+    parts = fit_partitioned(x, y, recipe=RECIPE, max_leaf_size=150)
+    direct = fit_partitioned(x, y, recipe=RECIPE, max_leaf_size=800)
+    assert len(parts.arrays["bandwidths"]) >= 8
+    errors = [
+        np.sqrt(np.mean((outputs(fitted, at) - truth) ** 2))
+        for fitted in (parts, direct)
+    ]
+    # Half again as much error as with five times the rows in each system; a broken
+    # blend or a metric of the wrong rows is off by the standard deviation, about 1.
+    assert errors[0] < 1.5 * errors[1] < 0.5 * truth.std()
+
+
+def test_the_metric_finds_the_columns_that_matter():
+    x, _ = rows(600, d=5)
+    y = np.sin(2 * x[:, 2:3])
+    fitted = fit_partitioned(x, y, recipe=RECIPE, max_leaf_size=100)
+    diagonal = fitted.metric.diagonal()
+    assert diagonal.argmax() == 2
+    assert diagonal[2] > 0.8 * diagonal.sum()
+    np.testing.assert_allclose(diagonal.sum(), 5)
+
+
+def test_a_diagonal_metric_stays_diagonal():
+    x, y = rows(200)
+    recipe = dataclasses.replace(RECIPE, diagonal=True)
+    fitted = fit_partitioned(x, y, recipe=recipe, max_leaf_size=50)
+    assert fitted.metric.shape == (3,)
+    assert np.isfinite(outputs(fitted, x, recipe)).all()
+
+
+@pytest.mark.parametrize(
+    "kernel", [Laplace(5.0), Laplace(5.0, exponent=1.5), Gaussian(5.0)]
+)
+def test_the_jacobian_is_the_derivative_with_the_gates_in_it(kernel):
+    x, y = rows(200)
+    recipe = dataclasses.replace(RECIPE, kernel=kernel)
+    fitted = fit_partitioned(x, y, recipe=recipe, max_leaf_size=40)
+    machine = fitted.machine(kernel, dtype=torch.float64)
+    at = torch.as_tensor(rows(50, seed=3)[0])
+    bands = sum(int((visit.gate < 1).sum()) for visit in machine.tree.visits(at))
+    assert bands > 20
+    step = 1e-6
+    for axis in range(3):
+        shift = torch.zeros(3, dtype=torch.float64)
+        shift[axis] = step
+        numeric = (machine(at + shift) - machine(at - shift)) / (2 * step)
+        # Central differences: error step^2 times third derivatives, which the
+        # narrowest bands make large, and rounding 1e-16 / step.
+        torch.testing.assert_close(
+            machine.jacobian(at)[:, :, axis], numeric, rtol=1e-5, atol=1e-6
+        )
+
+
+def test_outputs_are_continuous_across_cells():
+    x, y = rows(300)
+    fitted = fit_partitioned(x, y, recipe=RECIPE, max_leaf_size=50)
+    machine = fitted.machine(RECIPE.kernel, dtype=torch.float64)
+    line = torch.linspace(-2, 2, 4001, dtype=torch.float64)[:, None] * torch.ones(3)
+    jumps = (machine(line)[1:] - machine(line)[:-1]).abs().amax(1)
+    slopes = machine.jacobian(line).sum(2).abs().amax(1)
+    # No step is larger than the steepest slope along the line allows.
+    assert jumps.max() < 2 * slopes.max() * 1e-3
+    assert len(machine.machines) >= 8
+
+
+def test_merged_rows_have_mean_targets_and_summed_weights():
+    x = np.array([[1.0, 2.0], [0.0, -0.0], [1.0, 2.0], [0.0, 0.0]])
+    y = np.array([[1.0], [5.0], [4.0], [5.0]])
+    found = merged(x, y, np.array([1.0, 2.0, 2.0, 3.0]))
+    order = found[0][:, 0].argsort()
+    assert found[0][order].tolist() == [[0.0, 0.0], [1.0, 2.0]]
+    assert found[1][order].tolist() == [[5.0], [3.0]]
+    assert found[2][order].tolist() == [5.0, 3.0]
+
+
+@pytest.mark.parametrize("rule", ["fixed", "median"])
+def test_a_weight_of_two_is_the_row_twice_in_any_order(rule):
+    x, y = rows(120)
+    recipe = dataclasses.replace(
+        RECIPE, bandwidth_rule=rule, kernel=Laplace(1.0), identity_weight=0.3,
+        agop_samples=50, center=True,
+    )  # fmt: skip
+    weights = 1 + np.arange(120) % 3
+    weighted = fit_partitioned(
+        x, y, weights.astype(float), recipe=recipe, max_leaf_size=30, n_left_out=20
+    )
+    order = np.random.default_rng(5).permutation(weights.sum())
+    repeated = fit_partitioned(
+        x.repeat(weights, 0)[order],
+        y.repeat(weights, 0)[order],
+        recipe=recipe,
+        max_leaf_size=30,
+        n_left_out=20,
+    )
+    at = rows(50, seed=1)[0]
+    np.testing.assert_allclose(
+        outputs(weighted, at, recipe), outputs(repeated, at, recipe), rtol=1e-9
+    )
+    np.testing.assert_allclose(
+        weighted.left_out.outputs, repeated.left_out.outputs, rtol=1e-9
+    )
+
+
+def test_left_out_outputs_are_those_of_fits_without_the_row():
+    x, y = rows(60)
+    recipe = dataclasses.replace(RECIPE, n_iter=0)
+    fitted = fit_partitioned(x, y, recipe=recipe, max_leaf_size=60, n_left_out=5)
+    for output, target in zip(*fitted.left_out[:2], strict=True):
+        row = int(np.flatnonzero((y == target).all(1))[0])
+        kept = np.arange(60) != row
+        without = fit_partitioned(x[kept], y[kept], recipe=recipe, max_leaf_size=60)
+        np.testing.assert_allclose(
+            outputs(without, x[row : row + 1], recipe)[0], output, rtol=1e-8
+        )
+
+
+def test_left_out_outputs_of_many_leaves_predict_worse_than_the_fit_but_well():
+    x, y = rows(400)
+    fitted = fit_partitioned(x, y, recipe=RECIPE, max_leaf_size=60, n_left_out=400)
+    left_out = fitted.left_out
+    assert left_out.outputs.shape == (400, 2)
+    inside = np.mean((outputs(fitted, fitted.x_fit) - left_out.targets) ** 2)
+    outside = np.mean((left_out.outputs - left_out.targets) ** 2)
+    assert inside < outside < 0.5 * left_out.targets.var()
+
+
+def test_the_best_iteration_is_kept_on_validation_rows():
+    x, y = rows(200)
+    at, truth = rows(50, seed=1)
+    recipe = dataclasses.replace(RECIPE, score=explained)
+    fitted = fit_partitioned(
+        x, y, recipe=recipe, max_leaf_size=50, validation=(at, truth, np.ones(50))
+    )
+    (record,) = fitted.leaves
+    assert len(record.scores) == 3
+    assert record.n_iter == int(np.argmax(record.scores))
+    found = torch.as_tensor(outputs(fitted, at, recipe))
+    again = explained(found, torch.as_tensor(truth), torch.ones(50))
+    assert again == pytest.approx(max(record.scores), rel=1e-12)
+
+
+def test_the_first_of_equal_iterations_is_kept():
+    x, y = rows(100)
+    later_is_worse.calls = 0
+    recipe = dataclasses.replace(RECIPE, score=later_is_worse)
+    fitted = fit_partitioned(
+        x, y, recipe=recipe, max_leaf_size=30, validation=(x, y, np.ones(100))
+    )
+    assert fitted.leaves[0].n_iter == 0
+    assert later_is_worse.calls == 3
+
+
+def test_a_time_limit_already_past_leaves_iteration_zero():
+    x, y = rows(100)
+    fitted = fit_partitioned(
+        x, y, recipe=RECIPE, max_leaf_size=30, time_limit_s=1e-9, n_left_out=10
+    )
+    (record,) = fitted.leaves
+    assert record.n_iter == 0
+    assert record.cut_short
+    np.testing.assert_array_equal(fitted.metric, np.eye(3))
+    assert len(fitted.left_out.outputs) == 10
+
+
+def test_a_whole_machine_respects_its_clock_too():
+    x, y = rows(50)
+    leaf = fit_leaf(LeafJob(RECIPE, x, y, None, 0, clock=Clock(time.time() - 1)))
+    assert leaf.n_iter == 0
+    assert leaf.cut_short
+    assert fit_leaf(LeafJob(RECIPE, x, y, None, 0, clock=Clock())).n_iter == 2
+
+
+@pytest.mark.parametrize("backend", ["loky", "threading"])
+def test_workers_do_not_change_the_answer(backend):
+    x, y = rows(200)
+    settings = {"recipe": RECIPE, "max_leaf_size": 40, "seed": 3, "n_left_out": 20}
+    alone = fit_partitioned(x, y, **settings)
+    with joblib.parallel_config(backend):
+        together = fit_partitioned(x, y, n_jobs=2, **settings)
+    for name, array in alone.arrays.items():
+        np.testing.assert_allclose(together.arrays[name], array, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(
+        together.left_out.outputs, alone.left_out.outputs, rtol=1e-10
+    )
+
+
+def test_leaves_run_on_a_cluster_of_two_processes_with_the_same_answer():
+    distributed = pytest.importorskip(
+        "distributed", reason="dask.distributed is not installed"
+    )
+    x, y = rows(200)
+    settings = {"recipe": RECIPE, "max_leaf_size": 40, "seed": 3, "n_left_out": 20}
+    alone = fit_partitioned(x, y, **settings)
+    with (
+        distributed.LocalCluster(
+            n_workers=2,
+            processes=True,
+            threads_per_worker=1,
+            dashboard_address=None,
+        ) as cluster,
+        distributed.Client(cluster) as client,
+        joblib.parallel_config("dask"),
+    ):
+        spread = fit_partitioned(x, y, **settings)
+        processes = set(parallel(process_of, list(range(8)), None))
+        workers = set(client.run(os.getpid).values())
+    assert len(processes) == 2
+    assert processes == workers
+    at = rows(50, seed=1)[0]
+    np.testing.assert_allclose(
+        outputs(spread, at), outputs(alone, at), rtol=1e-10, atol=1e-10
+    )
+    np.testing.assert_allclose(
+        spread.left_out.outputs, alone.left_out.outputs, rtol=1e-10
+    )
+
+
+def test_another_seed_cuts_elsewhere():
+    x, y = rows(3000)
+    recipe = dataclasses.replace(RECIPE, n_iter=0)
+    one, other = (
+        fit_partitioned(x, y, recipe=recipe, max_leaf_size=1600, seed=seed)
+        for seed in (0, 1)
+    )
+    assert (one.arrays["directions"] != other.arrays["directions"]).any()
+
+
+def test_workers_share_the_cores_and_leave_the_threads_as_they_were():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert threads_of(1) == 2
+        assert threads_of(10**6) == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_memory_is_divided_among_workers():
+    solver = dataclasses.replace(RECIPE.solver, memory_limit=1000)
+    recipe = dataclasses.replace(RECIPE, solver=solver)
+    assert recipe.sharing(4).solver.memory_limit == 250
+    assert recipe.sharing(1).solver.memory_limit == 1000
+    assert RECIPE.sharing(4).solver.memory_limit is None
+
+
+def test_a_bar_counts_leaves_and_iterations(capfd):
+    x, y = rows(100)
+    fit_partitioned(x, y, recipe=RECIPE, max_leaf_size=30, progress=True)
+    told = capfd.readouterr()
+    assert told.out == ""
+    assert "leaves: 100%" in told.err
+    fit_partitioned(x, y, recipe=RECIPE, max_leaf_size=30)
+    assert capfd.readouterr().err == ""
+
+
+def test_nothing_given_is_changed():
+    x, y = rows(100)
+    weights = np.ones(100)
+    before = x.copy(), y.copy()
+    recipe = dataclasses.replace(RECIPE, center=True)
+    fit_partitioned(x, y, weights, recipe=recipe, max_leaf_size=30)
+    assert (x == before[0]).all()
+    assert (y == before[1]).all()
+    assert (weights == 1).all()
+
+
+def test_centred_targets_come_back_far_from_all_rows():
+    x, y = rows(100)
+    recipe = dataclasses.replace(RECIPE, center=True)
+    fitted = fit_partitioned(x, y + 7, recipe=recipe, max_leaf_size=30)
+    far = outputs(fitted, np.full((1, 3), 1e9), recipe)
+    np.testing.assert_allclose(far[0], (y + 7).mean(0))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda random: np.repeat(random.normal(size=(5, 3)), 40, axis=0),
+        lambda random: random.integers(0, 2, size=(200, 3)).astype(float),
+        lambda random: np.c_[random.normal(size=200), np.zeros((200, 2))],
+        lambda random: np.eye(200)[:, :50] * random.normal(),
+        lambda random: random.normal(size=(200, 300)),
+    ],
+    ids=["duplicates", "binary", "constant columns", "one-hot", "more columns"],
+)
+def test_awkward_tables_give_finite_machines(make):
+    x = make(np.random.default_rng(0))
+    y = x[:, :1] + 1.0
+    fitted = fit_partitioned(x, y, recipe=RECIPE, max_leaf_size=30)
+    assert np.diff(fitted.arrays["offsets"]).max() <= 30
+    assert np.isfinite(outputs(fitted, x)).all()
+    machine = fitted.machine(RECIPE.kernel, dtype=torch.float64)
+    assert torch.isfinite(machine.jacobian(torch.as_tensor(x))).all()
+
+
+def test_a_constant_target_is_predicted():
+    x, _ = rows(100)
+    recipe = dataclasses.replace(RECIPE, center=True)
+    fitted = fit_partitioned(x, np.full((100, 1), 3.0), recipe=recipe, max_leaf_size=20)
+    np.testing.assert_allclose(outputs(fitted, x, recipe), 3.0)
+
+
+def test_the_product_kernel_works_in_leaves():
+    x, y = rows(200)
+    recipe = dataclasses.replace(RECIPE, kernel=ProductLaplace(5.0))
+    fitted = fit_partitioned(x, y, recipe=recipe, max_leaf_size=50)
+    assert np.abs(outputs(fitted, x, recipe) - y).mean() < 0.5 * np.abs(y).mean()
+
+
+def test_a_blended_machine_moves_between_precisions():
+    x, y = rows(150)
+    fitted = fit_partitioned(x, y, recipe=RECIPE, max_leaf_size=40)
+    double = fitted.machine(RECIPE.kernel, dtype=torch.float64)
+    single = double.to(dtype=torch.float32)
+    assert isinstance(single, BlendedMachine)
+    at = torch.as_tensor(x)
+    assert single(at.float()).dtype == torch.float32
+    # float32 has seven digits, and coefficients of both signs cancel some of them.
+    torch.testing.assert_close(
+        single(at.float()).double(), double(at), rtol=1e-3, atol=1e-3
+    )
+    rebuilt = assembled(fitted.x_fit, fitted.arrays, RECIPE.kernel, dtype=torch.float64)
+    assert torch.equal(rebuilt(at), double(at))

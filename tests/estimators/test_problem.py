@@ -1,0 +1,98 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, r2_score
+
+from normalign.estimators.placement import Frame
+from normalign.estimators.problem import Problem, Score, held_out_rows
+from normalign.estimators.targets import class_labels, numbers
+
+RNG = np.random.default_rng(0)
+
+
+def problem(answers, weights=None, center=True):
+    table = RNG.normal(size=(len(answers.columns), 3))
+    return Problem(
+        table, answers, weights, Frame.around(table), torch.float64,
+        torch.device("cpu"), center,
+    )  # fmt: skip
+
+
+def test_the_score_of_classes_is_their_weighted_accuracy():
+    labels, weights = RNG.integers(0, 3, size=40), RNG.uniform(1, 3, size=40)
+    given_to = problem(class_labels("fit", labels), weights)
+    outputs = RNG.normal(size=(40, 3))
+    found = given_to.score(
+        torch.as_tensor(outputs - given_to.intercept),
+        torch.as_tensor(given_to.targets()),
+        torch.as_tensor(weights),
+    )
+    wanted = accuracy_score(labels, outputs.argmax(axis=1), sample_weight=weights)
+    assert found == pytest.approx(wanted)
+
+
+def test_the_score_of_numbers_is_their_weighted_r_squared():
+    targets, weights = RNG.normal(5, 2, size=(40, 2)), RNG.uniform(1, 3, size=40)
+    given_to = problem(numbers("fit", targets), weights)
+    outputs = targets + RNG.normal(size=(40, 2))
+    shifted = (outputs - given_to.intercept) / given_to.target_unit
+    found = given_to.score(
+        torch.as_tensor(shifted),
+        torch.as_tensor(given_to.targets()),
+        torch.as_tensor(weights),
+    )
+    wanted = r2_score(targets, outputs, sample_weight=weights)
+    assert found == pytest.approx(wanted)
+
+
+def test_a_constant_target_is_scored_by_its_error():
+    score, constant = Score((), np.zeros(1)), torch.zeros(3, 1)
+    assert score(constant, constant, torch.ones(3)) == 0
+    assert score(constant + 2, constant, torch.ones(3)) == pytest.approx(-4)
+
+
+@given(st.integers(0, 2**31), st.floats(0.1, 0.9), st.integers(2, 5))
+def test_rows_are_kept_apart_from_every_class_by_its_share(seed, fraction, k):
+    labels = np.random.default_rng(seed).permutation(np.arange(30 * k) % k)
+    apart = held_out_rows("fit", problem(class_labels("fit", labels)), fraction, seed)
+    counts = np.bincount(labels[apart], minlength=k)
+    # a systematic sample misses its share by less than a row at either end
+    assert (np.abs(counts - 30 * fraction) <= 2).all()
+    assert abs(apart.sum() - len(labels) * fraction) <= 1
+
+
+@given(st.integers(0, 2**31), st.integers(30, 60))
+def test_every_class_of_every_label_column_keeps_a_row_for_training(seed, n):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 4, size=(n, 3))
+    labels[:2] = [[0, 0, 0], [1, 1, 1]]  # never one class
+    apart = held_out_rows("fit", problem(class_labels("fit", labels)), 0.5, seed)
+    assert 0 < apart.sum() < n
+    for column in labels.T:
+        assert set(column) == set(column[~apart])
+
+
+def test_too_few_rows_to_keep_any_apart_are_refused():
+    alone = problem(numbers("fit", [1.0]))
+    with pytest.raises(ValueError, match="rows remain on both sides"):
+        held_out_rows("fit", alone, 0.5, 0)
+
+
+def test_rows_of_a_problem_stay_in_its_frame():
+    whole = problem(class_labels("fit", [0, 1] * 5), np.arange(1.0, 11.0))
+    part = whole.rows(np.array([1, 4]))
+    assert part.frame is whole.frame
+    np.testing.assert_array_equal(part.inside(), whole.inside()[[1, 4]])
+    np.testing.assert_array_equal(part.weights, [2.0, 5.0])
+    np.testing.assert_array_equal(part.answers.codes, [[1], [0]])
+    assert part.sizes == (2,)
+
+
+def test_a_sample_is_all_rows_if_they_are_few():
+    whole = problem(numbers("fit", np.arange(10.0)))
+    np.testing.assert_array_equal(whole.sample(10, 0), np.arange(10))
+    some = whole.sample(4, 0)
+    assert len(set(some)) == 4
+    np.testing.assert_array_equal(some, whole.sample(4, 0))

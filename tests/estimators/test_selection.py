@@ -1,0 +1,389 @@
+from __future__ import annotations
+
+import pickle
+
+import joblib
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.metrics import accuracy_score, get_scorer, log_loss, r2_score
+from sklearn.model_selection import GroupKFold, KFold, StratifiedKFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+from normalign.estimators import RFAMClassifier, RFAMRegressor
+from normalign.estimators import selection as selection_module
+from normalign.estimators.candidates import best_candidate
+from normalign.estimators.folds import shuffled_folds, shuffled_split
+from normalign.estimators.selection import RFAMClassifierCV, RFAMRegressorCV
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(90, 3))
+NUMBERS = np.sin(2 * X[:, 0]) + 0.3 * X[:, 1] + 0.3 * RANDOM.normal(size=90)
+WORDS = np.array(["ant", "bee", "cat"])[np.digitize(NUMBERS, [-0.5, 0.5])]
+WEIGHTS = RANDOM.integers(1, 4, size=90).astype(float)
+SMALL = {"ridges": (1.0, 0.01), "identity_weights": (0.0, 1.0), "n_iter": 2}
+KINDS = [(RFAMClassifierCV, RFAMClassifier), (RFAMRegressorCV, RFAMRegressor)]
+
+
+def answers(kind):
+    return WORDS if kind in (RFAMClassifier, RFAMClassifierCV) else NUMBERS
+
+
+def plain_loop(plain, splits, y, weights=None, scorer=None, **fixed):
+    """Mean scores by a triple loop over fresh fits."""
+    found = {}
+    for weight in SMALL["identity_weights"]:
+        for ridge in SMALL["ridges"]:
+            for n_iter in range(SMALL["n_iter"] + 1):
+                scores = []
+                for train, test in splits:
+                    machine = plain(
+                        ridge=ridge, identity_weight=weight, n_iter=n_iter, **fixed
+                    )
+                    part = None if weights is None else weights[train]
+                    machine.fit(X[train], y[train], part)
+                    if scorer is None:
+                        mass = None if weights is None else weights[test]
+                        scores.append(machine.score(X[test], y[test], mass))
+                    else:
+                        scores.append(scorer(machine, X[test], y[test]))
+                found[ridge, weight, n_iter] = np.array(scores)
+    return found
+
+
+def agree(machine, found):
+    """Compare every score, the choice and its score with the plain loop's."""
+    results = machine.cv_results_
+    for index, params in enumerate(results["params"]):
+        expected = found[params["ridge"], params["identity_weight"], params["n_iter"]]
+        ours = [
+            results[f"split{fold}_test_score"][index] for fold in range(len(expected))
+        ]
+        # The same machines and the same formulas; R squared is summed otherwise.
+        np.testing.assert_allclose(ours, expected, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(results["mean_test_score"][index], expected.mean())
+    best = max(value.mean() for value in found.values())
+    assert machine.best_score_ == pytest.approx(best, abs=1e-10)
+    equals = [key for key, value in found.items() if value.mean() > best - 1e-10]
+    ridge, weight, n_iter = min(equals, key=lambda key: (-key[0], key[2], 1 - key[1]))
+    assert (machine.ridge_, machine.identity_weight_, machine.n_iter_) == (
+        ridge,
+        weight,
+        n_iter,
+    )
+
+
+@pytest.mark.parametrize(("kind", "plain"), KINDS)
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
+def test_selection_agrees_with_a_loop_over_fresh_fits(kind, plain, weights):
+    y = answers(kind)
+    splits = list(KFold(3, shuffle=True, random_state=1).split(X))
+    machine = kind(**SMALL, cv=splits, random_state=0).fit(X, y, weights)
+    agree(machine, plain_loop(plain, splits, y, weights, random_state=0))
+    assert machine.n_splits_ == 3
+    refit = plain(**machine.best_params_, random_state=0).fit(X, y, weights)
+    np.testing.assert_array_equal(machine.predict(X), refit.predict(X))
+    np.testing.assert_array_equal(machine.metric_, refit.metric_)
+
+
+@pytest.mark.parametrize("scoring", ["neg_log_loss", "balanced_accuracy"])
+def test_any_scorer_sees_what_a_fresh_fit_would_show_it(scoring):
+    splits = list(StratifiedKFold(2).split(X, WORDS))
+    machine = RFAMClassifierCV(**SMALL, cv=splits, scoring=scoring, random_state=0)
+    machine.fit(X, WORDS)
+    scorer = get_scorer(scoring)
+    found = plain_loop(RFAMClassifier, splits, WORDS, scorer=scorer, random_state=0)
+    agree(machine, found)
+
+
+def test_a_scoring_function_of_ones_own_is_used():
+    def size_of_error(machine, x, y):
+        return -float(np.abs(machine.predict(x) - y).max())
+
+    splits = list(KFold(2).split(X))
+    machine = RFAMRegressorCV(**SMALL, cv=splits, scoring=size_of_error, random_state=0)
+    machine.fit(X, NUMBERS)
+    found = plain_loop(
+        RFAMRegressor, splits, NUMBERS, scorer=size_of_error, random_state=0
+    )
+    agree(machine, found)
+
+
+@pytest.mark.parametrize(("kind", "plain"), KINDS)
+def test_machines_in_parts_are_selected_in_the_same_way(kind, plain):
+    y = answers(kind)
+    splits = list(KFold(2).split(X))
+    fixed = {"max_leaf_size": 20, "random_state": 0}
+    machine = kind(**SMALL, cv=splits, **fixed).fit(X, y)
+    agree(machine, plain_loop(plain, splits, y, **fixed))
+    assert "leaves_" in vars(machine)
+
+
+def test_probabilities_in_parts_are_scored_as_of_fresh_fits():
+    splits = list(KFold(2).split(X))
+    fixed = {"max_leaf_size": 20, "random_state": 0}
+    machine = RFAMClassifierCV(**SMALL, cv=splits, scoring="neg_log_loss", **fixed)
+    machine.fit(X, WORDS)
+    scorer = get_scorer("neg_log_loss")
+    agree(machine, plain_loop(RFAMClassifier, splits, WORDS, scorer=scorer, **fixed))
+
+
+@pytest.mark.parametrize("kind", [RFAMClassifierCV, RFAMRegressorCV])
+@pytest.mark.parametrize("cv", [2, 0.3, KFold(2), "pairs"])
+def test_every_kind_of_cv_works(kind, cv):
+    cv = [(np.arange(60), np.arange(60, 90))] if cv == "pairs" else cv
+    machine = kind(**SMALL, cv=cv, random_state=0).fit(X, answers(kind))
+    assert machine.n_splits_ == (2 if cv == 2 or isinstance(cv, KFold) else 1)
+    assert len(machine.cv_results_["mean_test_score"]) == 12
+    assert machine.best_score_ > 0.3
+
+
+def test_groups_are_given_as_splits():
+    splits = list(GroupKFold(3).split(X, groups=np.arange(90) // 10))
+    machine = RFAMRegressorCV(**SMALL, cv=splits).fit(X, NUMBERS)
+    assert machine.n_splits_ == 3
+
+
+def test_folds_are_stratified_and_cover_every_row_once():
+    groups = np.repeat([0, 1, 2], [50, 7, 2])
+    folds = shuffled_folds(5, n=59, groups=groups, seed=0)
+    assert np.sort(np.concatenate([test for _, test in folds])).tolist() == list(
+        range(59)
+    )
+    for train, test in folds:
+        assert np.intersect1d(train, test).size == 0
+        assert 9 <= (groups[test] == 0).sum() <= 11
+        assert 1 <= (groups[test] == 1).sum() <= 2
+
+
+def test_a_validation_split_has_the_share_of_every_class():
+    groups = np.repeat([0, 1], [80, 20])
+    train, test = shuffled_split(0.25, n=100, groups=groups, seed=0)
+    assert np.bincount(groups[test]).tolist() == [20, 5]
+    assert len(train) == 75
+    again = shuffled_split(0.25, n=100, groups=groups, seed=1)[1]
+    assert again.tolist() != test.tolist()
+
+
+def test_a_class_with_one_row_does_not_stop_the_search():
+    y = np.array(["common"] * 45 + ["other"] * 44 + ["rare"])
+    machine = RFAMClassifierCV(**SMALL, cv=3, random_state=0).fit(X, y)
+    assert machine.classes_.tolist() == ["common", "other", "rare"]
+    assert np.isfinite(machine.cv_results_["mean_test_score"]).all()
+
+
+def test_folds_that_would_be_fitted_to_one_class_are_left_out():
+    y = np.array(["common"] * 89 + ["rare"])
+    machine = RFAMClassifierCV(**SMALL, cv=3, random_state=0).fit(X, y)
+    assert machine.n_splits_ == 2
+
+
+def test_equal_candidates_give_way_to_the_simplest():
+    machine = RFAMRegressorCV(cv=2, random_state=0, **{**SMALL, "ridges": (0.1, 5.0)})
+    machine.fit(X, np.full(90, 3.0))
+    assert machine.best_params_ == {"ridge": 5.0, "identity_weight": 1.0, "n_iter": 0}
+    results = {
+        "rank_test_score": np.array([1, 1, 1, 1]),
+        "param_ridge": np.array([1.0, 1.0, 1.0, 0.1]),
+        "param_n_iter": np.array([2, 1, 1, 0]),
+        "param_identity_weight": np.array([1.0, 0.0, 0.5, 1.0]),
+    }
+    assert best_candidate(results) == 2
+
+
+def test_results_are_named_and_ranked_as_in_a_grid_search():
+    machine = RFAMClassifierCV(**SMALL, cv=2, random_state=0).fit(X, WORDS)
+    results = machine.cv_results_
+    assert len(results["params"]) == 2 * 2 * 3
+    assert all(
+        isinstance(results[key], np.ndarray) for key in results if key != "params"
+    )
+    for index, params in enumerate(results["params"]):
+        for name, value in params.items():
+            assert results[f"param_{name}"][index] == value
+    assert results["rank_test_score"][machine.best_index_] == 1
+    best = results["mean_test_score"][results["rank_test_score"] == 1]
+    assert best.min() == pytest.approx(results["mean_test_score"].max(), abs=1e-10)
+    np.testing.assert_allclose(
+        results["std_test_score"],
+        np.std([results["split0_test_score"], results["split1_test_score"]], axis=0),
+    )
+    # Iterations of a trajectory follow one another.
+    assert (np.diff(results["mean_fit_time"].reshape(-1, 3), axis=1) > 0).all()
+
+
+@pytest.mark.parametrize("kind", [RFAMClassifierCV, RFAMRegressorCV])
+def test_a_time_limit_already_past_still_gives_a_machine(kind):
+    machine = kind(**SMALL, cv=2, random_state=0, time_limit_s=1e-9)
+    machine.fit(X, answers(kind))
+    scored = np.isfinite(machine.cv_results_["mean_test_score"])
+    assert scored.tolist() == [True] + [False] * 11
+    assert machine.best_params_ == {"ridge": 1.0, "identity_weight": 0.0, "n_iter": 0}
+    assert machine.n_iter_ == 0
+    assert len(machine.predict(X)) == 90
+
+
+def test_an_interrupted_search_leaves_the_estimator_as_it_was(monkeypatch):
+    machine = RFAMRegressorCV(**SMALL, cv=2, random_state=0)
+    calls = []
+
+    def interrupted(job):
+        calls.append(job)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(job)
+
+    original = selection_module.scored_trajectory
+    monkeypatch.setattr(selection_module, "scored_trajectory", interrupted)
+    before = dict(vars(machine))
+    with pytest.raises(KeyboardInterrupt):
+        machine.fit(X, NUMBERS)
+    assert vars(machine) == before
+    monkeypatch.undo()
+    fitted = machine.fit(X, NUMBERS).predict(X)
+    calls.clear()
+    monkeypatch.setattr(selection_module, "scored_trajectory", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        machine.fit(X[:, :2], NUMBERS)
+    np.testing.assert_array_equal(machine.predict(X), fitted)
+
+
+def test_workers_do_not_change_the_choice():
+    alone = RFAMClassifierCV(**SMALL, cv=2, random_state=0).fit(X, WORDS)
+    with joblib.parallel_config("threading"):
+        together = clone(alone).set_params(n_jobs=2).fit(X, WORDS)
+    assert together.best_params_ == alone.best_params_
+    np.testing.assert_allclose(
+        together.cv_results_["mean_test_score"], alone.cv_results_["mean_test_score"]
+    )
+
+
+def test_weights_count_as_repetitions_in_fits_and_scores():
+    whole = WEIGHTS.astype(int)
+    splits = list(KFold(3).split(X))
+    owner = np.arange(90).repeat(whole)
+    repeated = [
+        (np.flatnonzero(np.isin(owner, train)), np.flatnonzero(np.isin(owner, test)))
+        for train, test in splits
+    ]
+    one = RFAMRegressorCV(**SMALL, cv=splits, random_state=0).fit(X, NUMBERS, WEIGHTS)
+    other = RFAMRegressorCV(**SMALL, cv=repeated, random_state=0)
+    other.fit(X.repeat(whole, 0), NUMBERS.repeat(whole))
+    np.testing.assert_allclose(
+        one.cv_results_["mean_test_score"], other.cv_results_["mean_test_score"],
+        rtol=1e-7,  # rows of weight two and pairs of rows are conditioned differently
+    )  # fmt: skip
+    assert one.best_params_ == other.best_params_
+
+
+def test_rows_without_weight_are_in_no_fold():
+    weights = np.where(np.arange(90) < 60, 1.0, 0.0)
+    spoiled = NUMBERS + 100 * (weights == 0)
+    one = RFAMRegressorCV(**SMALL, cv=3, random_state=0).fit(X, spoiled, weights)
+    other = RFAMRegressorCV(**SMALL, cv=3, random_state=0).fit(X[:60], NUMBERS[:60])
+    np.testing.assert_allclose(
+        one.cv_results_["mean_test_score"],
+        other.cv_results_["mean_test_score"],
+        rtol=1e-9,
+    )
+
+
+def test_several_outputs_are_scored_on_average():
+    two = np.stack([WORDS, np.where(X[:, 1] > 0, "up", "down")], axis=1)
+    splits = list(KFold(2).split(X))
+    machine = RFAMClassifierCV(**SMALL, cv=splits, random_state=0).fit(X, two)
+    assert machine.predict(X).shape == (90, 2)
+    params = machine.best_params_
+    scores = []
+    for train, test in splits:
+        found = RFAMClassifier(**params).fit(X[train], two[train]).predict(X[test])
+        scores.append(
+            np.mean([accuracy_score(two[test][:, j], found[:, j]) for j in (0, 1)])
+        )
+    assert machine.best_score_ == pytest.approx(np.mean(scores))
+    numbers = np.stack([NUMBERS, X[:, 1]], axis=1)
+    machine = RFAMRegressorCV(**SMALL, cv=splits, random_state=0).fit(X, numbers)
+    params = machine.best_params_
+    scores = [
+        r2_score(
+            numbers[test],
+            RFAMRegressor(**params).fit(X[train], numbers[train]).predict(X[test]),
+        )
+        for train, test in splits
+    ]
+    assert machine.best_score_ == pytest.approx(np.mean(scores))
+
+
+def test_it_is_an_rfam_that_pickles_clones_and_sits_in_pipelines():
+    machine = RFAMClassifierCV(**SMALL, cv=2, random_state=0)
+    assert isinstance(machine, RFAMClassifier)
+    pipeline = make_pipeline(StandardScaler(), machine).fit(X, WORDS)
+    again = pickle.loads(pickle.dumps(pipeline))
+    np.testing.assert_array_equal(again.predict_proba(X), pipeline.predict_proba(X))
+    assert log_loss(WORDS, again.predict_proba(X)) < np.log(3)
+    fresh = clone(pipeline)
+    assert fresh[-1].get_params()["ridges"] == SMALL["ridges"]
+    assert machine.jacobian(X[:5]).shape == (5, 3, 3)
+    assert machine.feature_importances_.sum() == pytest.approx(1)
+
+
+def test_skops_trusts_what_was_fitted():
+    skops = pytest.importorskip("skops.io", reason="skops is not installed")
+    machine = RFAMRegressorCV(**SMALL, cv=2, random_state=0).fit(X, NUMBERS)
+    stored = skops.dumps(machine)
+    unknown = skops.get_untrusted_types(data=stored)
+    assert [name for name in unknown if not name.startswith("normalign.")] == []
+    again = skops.loads(stored, trusted=unknown)
+    np.testing.assert_array_equal(again.predict(X), machine.predict(X))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"ridges": ()}, ValueError, "RFAMRegressorCV: ridges must be not empty"),
+        ({"ridges": (0.0,)}, ValueError, "ridges must be positive"),
+        ({"ridges": "large"}, TypeError, "ridges must be a sequence of numbers"),
+        ({"ridges": 1.0}, TypeError, "ridges must be a sequence of numbers"),
+        ({"identity_weights": (2.0,)}, ValueError, r"identity_weights must be in \[0"),
+        ({"identity_weights": (True,)}, TypeError, "a sequence of numbers"),
+        ({"cv": 1}, ValueError, "RFAMRegressorCV: cv must be at least 2 folds"),
+        ({"cv": 1.5}, ValueError, "cv must be at least 2 folds"),
+        ({"cv": "many"}, ValueError, "cv must be a number of folds"),
+        ({"cv": []}, ValueError, "cv must be such that rows"),
+        ({"bandwidth": -1.0}, ValueError, "RFAMRegressorCV: bandwidth must be"),
+        ({"n_iter": -1}, ValueError, "RFAMRegressorCV: n_iter must be"),
+        ({"time_limit_s": 0.0}, ValueError, "RFAMRegressorCV: time_limit_s must be"),
+    ],
+)
+def test_wrong_parameters_are_refused_in_the_house_form(changes, error, words):
+    machine = RFAMRegressorCV(**{**SMALL, **changes})
+    before = dict(vars(machine))
+    with pytest.raises(error, match=words):
+        machine.fit(X, NUMBERS)
+    assert vars(machine) == before
+
+
+def test_one_row_cannot_be_divided():
+    with pytest.raises(ValueError, match="at least two rows"):
+        RFAMRegressorCV().fit([[1.0]], [1.0])
+
+
+@pytest.mark.parametrize("kind", [RFAMClassifierCV, RFAMRegressorCV])
+def test_the_contract_of_scikit_learn_holds(kind):
+    small = {"ridges": (1.0, 0.01), "identity_weights": (0.1,), "n_iter": 1, "cv": 3}
+    check_estimator(kind(**small))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [RFAMClassifierCV, RFAMRegressorCV])
+def test_the_contract_of_scikit_learn_holds_with_all_defaults(kind):
+    check_estimator(kind())
+
+
+def test_a_bar_counts_trajectories(capfd):
+    RFAMRegressorCV(**SMALL, cv=2, verbose=1).fit(X, NUMBERS)
+    told = capfd.readouterr()
+    assert told.out == ""
+    assert "8/8" in told.err

@@ -1,0 +1,115 @@
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import sparse
+
+from normalign.estimators.targets import class_labels, numbers, split_blocks
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c"]), min_size=2, max_size=20))
+def test_indicators_name_each_rows_class_exactly_once(labels):
+    if len(set(labels)) < 2:
+        with pytest.raises(ValueError, match=f"one class, .*'{labels[0]}'"):
+            class_labels("fit", labels)
+        return
+    found = class_labels("fit", labels)
+    assert (found.columns.sum(axis=1) == 1).all()
+    assert list(found.classes[0][found.columns.argmax(axis=1)]) == labels
+    assert list(found.classes[0][found.codes[:, 0]]) == labels
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [3, 7, 3],
+        (3, 7, 3),
+        np.array([3, 7, 3], dtype=object),
+        pd.Series([3, 7, 3], dtype="Int64"),
+        pd.Series([3, 7, 3], dtype="category"),
+        torch.tensor([3, 7, 3]),
+        np.array([3.0, 7.0, 3.0]),
+    ],
+)
+def test_integer_labels_in_any_dress_are_integer_labels(labels):
+    found = class_labels("fit", labels)
+    assert list(found.classes[0]) == [3, 7]
+    assert found.flat
+    np.testing.assert_array_equal(found.columns, [[1, 0], [0, 1], [1, 0]])
+
+
+@pytest.mark.parametrize("dtype", ["str", "string", "object", "category"])
+def test_text_labels_of_any_pandas_type_are_texts(dtype):
+    found = class_labels("fit", pd.Series(["b", "a", "b"], dtype=dtype))
+    assert list(found.classes[0]) == ["a", "b"]
+
+
+def test_several_label_columns_stand_side_by_side():
+    found = class_labels("fit", np.array([[0, 5], [1, 6], [0, 7]]))
+    assert found.sizes == (2, 3)
+    assert not found.flat
+    np.testing.assert_array_equal(
+        found.columns, [[1, 0, 1, 0, 0], [0, 1, 0, 1, 0], [1, 0, 0, 0, 1]]
+    )
+    left, right = split_blocks(found.columns, found.sizes)
+    assert left.shape == (3, 2)
+    assert right.shape == (3, 3)
+
+
+def test_a_class_without_a_row_that_counts_is_no_class():
+    kept = np.array([True, True, False])
+    found = class_labels("fit", ["a", "b", "c"], kept=kept)
+    assert list(found.classes[0]) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (["a", None, "b"], "without missing ones, got 1 missing"),
+        ([0.0, np.nan, 1.0], "without missing ones"),
+        (pd.Series(["a", pd.NA, "b"], dtype="string"), "without missing ones"),
+        (pd.Series([1, pd.NA, 0], dtype="Int64"), "without missing ones"),
+        ([[["a"]]], r"shape \(n,\) or \(n, o\)"),
+        (["a", "b"], "as long as X"),
+        ([[0, 1], [1, 1], [0, 1]], "column 1 of y must be of at least two classes"),
+        (None, "requires y to be passed"),
+        ([0.5, 1.5, 2.5], "Unknown label type"),
+    ],
+)
+def test_labels_that_say_nothing_or_are_none_are_refused(labels, words):
+    with pytest.raises(ValueError, match=words):
+        class_labels("fit", labels, n=3)
+
+
+def test_numbers_keep_their_shape_in_mind():
+    flat, table = numbers("fit", [1, 2, 3]), numbers("fit", [[1], [2], [3]])
+    assert flat.flat
+    assert not table.flat
+    np.testing.assert_array_equal(flat.columns, table.columns)
+    nullable = numbers("fit", pd.Series([1, 2, 3], dtype="Float64"))
+    np.testing.assert_array_equal(nullable.columns, flat.columns)
+    assert flat.sizes == ()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([1.0, np.nan, 2.0], "finite"),
+        ([1.0, np.inf, 2.0], "finite"),
+        (pd.Series([1, pd.NA, 2], dtype="Int64"), "finite"),
+        ([1.0, 2.0], "as long as X, which has 3 rows, got 2 answers"),
+        (np.ones((3, 1, 1)), "shape|dim"),
+        (None, "requires y to be passed"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(values, words):
+    with pytest.raises(ValueError, match=words):
+        numbers("fit", values, n=3)
+
+
+def test_sparse_answers_are_refused_with_the_remedy():
+    for read in (class_labels, numbers):
+        with pytest.raises(TypeError, match="toarray"):
+            read("fit", sparse.csr_array(np.eye(3)))
