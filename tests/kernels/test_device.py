@@ -5,7 +5,7 @@ import torch
 
 from normalign.kernels import Solver, agop, recursions
 from normalign.kernels import triangle as module
-from normalign.kernels.precision import subtract_products_
+from normalign.kernels.precision import Factor, subtract_product_
 from tests.kernels.cases import DOUBLE, KERNELS, metric, points
 
 pytestmark = pytest.mark.cuda
@@ -22,7 +22,7 @@ def last(x, y, kernel, seen, solver):
 @pytest.mark.parametrize("kernel", KERNELS, ids=repr)
 def test_a_device_gives_the_same_machine(kernel, kind, name, monkeypatch):
     monkeypatch.setattr(module, "_DEVICE_WIDTH", 64)
-    monkeypatch.setattr(module, "_DEVICE_SQUARE", 32)
+    monkeypatch.setattr(module, "_DEVICE_STRIP", 24)
     x, y, seen = points(300, 5), points(300, 3, seed=1), metric(kind, 5)
     solver = Solver(name, tolerance=1e-12, rank=50)
     host = last(x, y, kernel, seen, solver)
@@ -51,7 +51,9 @@ def test_three_products_on_tensor_cores_are_as_accurate_as_one_in_float32():
     panel = points(3000, 256, dtype=torch.float32).cuda()
     wanted = -panel.double() @ panel[:256].double().T
     found = torch.zeros(3000, 256, device="cuda")
-    subtract_products_(panel, [(0, found)])
+    rows = Factor(panel)
+    assert len(rows.parts) == 2
+    subtract_product_(found, rows, rows[:256])
     plain = -panel @ panel[:256].T
     scale = wanted.abs().max()
     error, plain_error = (

@@ -28,13 +28,15 @@ def filled(matrix):
 
 
 @pytest.mark.parametrize("width", [1, 3, 4, 50])
+@pytest.mark.parametrize("inverses", [False, True])
 @given(n=st.integers(1, 13), k=st.integers(1, 3), seed=st.integers(0, 10**6))
-def test_solutions_are_those_of_the_square(width, n, k, seed):
+def test_solutions_are_those_of_the_square(width, inverses, n, k, seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_CPU_WIDTH", width)
-        patch.setattr(module, "_CPU_LEAF", 2)
+        patch.setattr(module, "_CPU_STRIP", 2)
         matrix, right = definite(n, seed), points(n, k, seed=seed + 1)
         held = filled(matrix)
+        held._keeps_inverses = inverses  # what an accelerator does
         assert held.factorise_()
         factor = torch.linalg.cholesky(matrix)
         assert torch.allclose(held.diagonal(), factor.diagonal())
@@ -47,7 +49,7 @@ def test_solutions_are_those_of_the_square(width, n, k, seed):
 @pytest.mark.parametrize("width", [2, 50])
 def test_an_indefinite_matrix_is_noticed_wherever_it_breaks(width, monkeypatch):
     monkeypatch.setattr(module, "_CPU_WIDTH", width)
-    monkeypatch.setattr(module, "_CPU_LEAF", 1)
+    monkeypatch.setattr(module, "_CPU_STRIP", 1)
     for place in range(5):
         matrix = torch.eye(5, dtype=DOUBLE)
         matrix[place, place] = -1

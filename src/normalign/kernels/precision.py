@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-__all__ = ["full_precision", "has_tensor_cores", "subtract_products_"]
+__all__ = ["Factor", "full_precision", "subtract_product_"]
 
 _KEPT = -(1 << 13)  # the bits that TF32 keeps: sign, exponent, ten of the fraction
 
@@ -41,8 +41,24 @@ def full_precision(device: torch.device) -> Iterator[None]:
         yield
 
 
-def has_tensor_cores(tensor: Tensor) -> bool:
-    """Whether three TF32 products beat one in float32 for this tensor."""
+class Factor:
+    """A matrix about to be multiplied, cut into two parts where that is faster.
+
+    Rows and columns can be taken from it without cutting again.
+    """
+
+    def __init__(self, whole: Tensor) -> None:
+        self.parts: tuple[Tensor, ...] = (
+            _parts(whole) if _has_tensor_cores(whole) else (whole,)
+        )
+
+    def __getitem__(self, rows: slice) -> Factor:
+        chosen = Factor.__new__(Factor)
+        chosen.parts = tuple(part[rows] for part in self.parts)
+        return chosen
+
+
+def _has_tensor_cores(tensor: Tensor) -> bool:
     if tensor.device.type != "cuda" or tensor.dtype != torch.float32:
         return False
     return torch.cuda.get_device_capability(tensor.device) >= (8, 0)
@@ -50,24 +66,16 @@ def has_tensor_cores(tensor: Tensor) -> bool:
 
 def _parts(x: Tensor) -> tuple[Tensor, Tensor]:
     """A float32 tensor as a sum: what TF32 keeps of it, and the rest."""
-    high = (x.view(torch.int32) & _KEPT).view(torch.float32)
+    high = (x.contiguous().view(torch.int32) & _KEPT).view(torch.float32)
     return high, x - high
 
 
-def subtract_products_(panel: Tensor, targets: list[tuple[int, Tensor]]) -> None:
-    """For each ``(start, target)`` subtract the panel's rows times its own first rows.
-
-    ``target -= P[start:] @ P[start:start + width]^T``: the trailing update of a
-    Cholesky factorisation, the greater part of its work.
-    """
-    if not has_tensor_cores(panel):
-        for start, target in targets:
-            rows = panel[start:]
-            target.addmm_(rows, rows[: target.shape[1]].T, alpha=-1)
-        return
-    high, low = _parts(panel)
+def subtract_product_(target: Tensor, rows: Factor, columns: Factor) -> Tensor:
+    """``target -= rows @ columns^T``, in place."""
+    if len(rows.parts) == 1:
+        return target.addmm_(rows.parts[0], columns.parts[0].T, alpha=-1)
+    (high, low), (other_high, other_low) = rows.parts, columns.parts
     with _float32_products("tf32"):
-        for start, target in targets:
-            chosen = slice(start, start + target.shape[1])
-            for rows, columns in ((high, high), (high, low), (low, high)):
-                target.addmm_(rows[start:], columns[chosen].T, alpha=-1)
+        target.addmm_(high, other_high.T, alpha=-1)
+        target.addmm_(high, other_low.T, alpha=-1)
+        return target.addmm_(low, other_high.T, alpha=-1)
