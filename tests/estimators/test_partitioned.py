@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
 import time
 
 import joblib
 import numpy as np
 import pytest
 import torch
+from sklearn.utils.estimator_checks import check_estimator
 
+from normalign.estimators import RFAMRegressor, RFMClassifier
 from normalign.estimators.blended import BlendedMachine, assembled
 from normalign.estimators.leaves import Clock, LeafJob, Recipe, fit_leaf, shared_threads
 from normalign.estimators.partitioned import fit_partitioned, merged
@@ -305,6 +308,21 @@ def test_workers_share_the_cores_and_leave_the_threads_as_they_were():
         torch.set_num_threads(before)
 
 
+def test_jobs_that_overlap_in_one_process_restore_its_threads():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        one, other = shared_threads(10**6), shared_threads(10**6)
+        one.__enter__()
+        other.__enter__()
+        one.__exit__(None, None, None)
+        assert torch.get_num_threads() == 1
+        other.__exit__(None, None, None)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_memory_is_divided_among_workers():
     solver = dataclasses.replace(RECIPE.solver, memory_limit=1000)
     recipe = dataclasses.replace(RECIPE, solver=solver)
@@ -363,6 +381,15 @@ def test_awkward_tables_give_finite_machines(make):
     assert torch.isfinite(machine.jacobian(torch.as_tensor(x))).all()
 
 
+def test_leaves_of_one_row_interpolate():
+    x, y = rows(20)
+    recipe = dataclasses.replace(RECIPE, ridge=1e-9)
+    fitted = fit_partitioned(x, y, recipe=recipe, max_leaf_size=1)
+    assert np.diff(fitted.arrays["offsets"]).max() == 1
+    # The only row of each leaf, whose gate there is 1; the ridge is 1e-9 of k(x, x).
+    np.testing.assert_allclose(outputs(fitted, fitted.x_fit), merged(x, y, None)[1])
+
+
 def test_a_constant_target_is_predicted():
     x, _ = rows(100)
     recipe = dataclasses.replace(RECIPE, center=True)
@@ -391,3 +418,45 @@ def test_a_blended_machine_moves_between_precisions():
     )
     rebuilt = assembled(fitted.x_fit, fitted.arrays, RECIPE.kernel, dtype=torch.float64)
     assert torch.equal(rebuilt(at), double(at))
+
+
+@pytest.mark.parametrize("kind", [RFMClassifier, RFAMRegressor])
+def test_the_contract_of_scikit_learn_holds_in_parts(kind):
+    check_estimator(kind(max_leaf_size=8))
+
+
+def test_a_classifier_in_parts_answers_like_one_in_one_piece():
+    x, y = rows(600)
+    labels = np.where(y[:, 0] > 0, "up", "down")
+    at, truth = rows(300, seed=1)
+    wanted = np.where(truth[:, 0] > 0, "up", "down")
+    settings = {"ridge": 0.1, "n_iter": 2, "random_state": 0}
+    whole = RFMClassifier(**settings).fit(x, labels)
+    parts = RFMClassifier(max_leaf_size=150, **settings).fit(x, labels)
+    assert len(parts.leaves_["bandwidths"]) >= 4
+    # 300 rows: two standard errors of an accuracy near 0.95 are 0.025.
+    assert parts.score(at, wanted) > whole.score(at, wanted) - 0.025
+    np.testing.assert_array_equal(
+        parts.classes_[parts.predict_proba(at).argmax(1)], parts.predict(at)
+    )
+    np.testing.assert_allclose(
+        parts.feature_importances_, whole.feature_importances_, atol=0.1
+    )
+    again = pickle.loads(pickle.dumps(parts))
+    np.testing.assert_array_equal(again.predict_proba(at), parts.predict_proba(at))
+    step = 1e-5
+    shift = np.array([step, 0.0, 0.0])
+    numeric = parts.decision_function(at + shift) - parts.decision_function(at - shift)
+    jacobian = parts.jacobian(at)
+    np.testing.assert_allclose(
+        (jacobian[:, 1] - jacobian[:, 0])[:, 0], numeric / (2 * step), atol=1e-3
+    )
+
+
+def test_an_estimator_keeps_its_best_iteration_in_parts():
+    x, y = rows(300)
+    settings = {"max_leaf_size": 80, "validation_fraction": 0.2, "random_state": 0}
+    machine = RFAMRegressor(n_iter=3, ridge=0.1, **settings).fit(x, y)
+    assert machine.validation_scores_.shape == (4,)
+    assert machine.n_iter_ == machine.validation_scores_.argmax()
+    assert machine.score(*rows(200, seed=1)) > 0.5

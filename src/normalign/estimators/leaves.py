@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -225,17 +226,45 @@ def solver_report(iteration: Iteration) -> dict[str, Any]:
     }
 
 
+class _Threads:
+    """The limit on threads that several jobs of one process hold together.
+
+    The first sets it and the last puts back what was before: jobs of a threading
+    backend overlap, and one must not restore what another has set.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.holders = Lock(), 0
+        self.before, self.pools = 0, None
+
+    def hold(self, threads: int) -> None:
+        with self.lock:
+            self.holders += 1
+            if self.holders == 1:
+                self.before = torch.get_num_threads()
+                threads = min(threads, self.before)
+                self.pools = threadpool_limits(threads)
+                torch.set_num_threads(threads)
+
+    def release(self) -> None:
+        with self.lock:
+            self.holders -= 1
+            if self.holders == 0 and self.pools is not None:
+                self.pools.restore_original_limits()
+                torch.set_num_threads(self.before)
+
+
+_THREADS = _Threads()
+
+
 @contextmanager
 def shared_threads(n_jobs: int) -> Iterator[None]:
     """Keep ``n_jobs`` workers of this machine to its cores together."""
     if n_jobs == 1:
         yield
         return
-    share = max((os.cpu_count() or 1) // n_jobs, 1)
-    before = torch.get_num_threads()
-    torch.set_num_threads(min(share, before))
+    _THREADS.hold(max((os.cpu_count() or 1) // n_jobs, 1))
     try:
-        with threadpool_limits(min(share, before)):
-            yield
+        yield
     finally:
-        torch.set_num_threads(before)
+        _THREADS.release()

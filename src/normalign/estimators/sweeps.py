@@ -201,9 +201,12 @@ def _summary(reports: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def jobs_at_once(n_jobs: int | None) -> int:
-    """How many jobs the active backend runs at one time."""
+    """How many jobs the active backend runs at one time, one at least.
+
+    A cluster whose workers have not come yet says 0.
+    """
     effective: Callable[..., int] = joblib.effective_n_jobs
-    return effective(n_jobs)
+    return max(effective(n_jobs), 1)
 
 
 def parallel(

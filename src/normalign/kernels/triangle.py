@@ -24,7 +24,7 @@ from normalign.kernels.precision import Factor, subtract_product_
 __all__ = ["Triangle", "triangle_bytes"]
 
 _CPU_WIDTH, _CPU_STRIP = 256, 128
-_DEVICE_WIDTH, _DEVICE_STRIP = 2048, 512
+_DEVICE_WIDTH, _DEVICE_STRIP = 1024, 1024
 
 
 def _widths(device: torch.device) -> tuple[int, int]:
