@@ -99,3 +99,11 @@ def test_float32_chooses_like_float64_on_the_smallest_tables():
     assert result["tables"] > 30
     assert result["routes"]["plain"]["same"] == 1
     assert result["routes"]["float32"]["tables_same"] >= 0.98
+
+
+def test_the_benchmark_of_ridges_runs_and_ends_with_its_json(tmp_path):
+    saved = tmp_path / "ridges.json"
+    result = last_line("ridges.py", "--quick", "--rounds", "2", "--save", str(saved))
+    assert result == json.loads(saved.read_text())
+    assert [row["n"] for row in result["rows"]] == [100, 300]
+    assert all(row["ratio"] > 0 for row in result["rows"])
