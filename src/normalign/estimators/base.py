@@ -25,7 +25,7 @@ from normalign.estimators.problem import Problem, held_out_rows
 from normalign.estimators.targets import Answers
 from normalign.kernels import Iteration, Solver
 
-__all__ = ["KernelMachine"]
+__all__ = ["KernelMachine", "two_seeds", "unchanged_on_failure"]
 
 # Rows that temperatures are fitted on: what they cost is then below the solve's cost.
 _CALIBRATION_ROWS = 500
@@ -99,7 +99,7 @@ class KernelMachine(FittedMachine):
         self
             If anything fails the estimator stays as it was.
         """
-        with _unchanged_on_failure(self):
+        with unchanged_on_failure(self):
             check_parameters(self)
             self._forget()
             table = checked_features(self, X, reset=True)
@@ -174,7 +174,7 @@ class KernelMachine(FittedMachine):
     def _fit_problem(self, problem: Problem) -> None:
         """Run Algorithm 1 on the problem and keep what it learned."""
         callee = type(self).__name__
-        for_split, for_fit = _seeds(self.random_state)
+        for_split, for_fit = two_seeds(self.random_state)
         held = None
         if self.validation_fraction is not None:
             apart = held_out_rows(
@@ -296,7 +296,7 @@ class _WatchedRecipe(Recipe):
 
 
 @contextmanager
-def _unchanged_on_failure(estimator: Any) -> Iterator[None]:
+def unchanged_on_failure(estimator: Any) -> Iterator[None]:
     """Put an estimator back as it was if its fit does not come to an end."""
     before, done = dict(vars(estimator)), False
     try:
@@ -308,7 +308,7 @@ def _unchanged_on_failure(estimator: Any) -> Iterator[None]:
             vars(estimator).update(before)
 
 
-def _seeds(random_state: Any) -> tuple[int, int]:
+def two_seeds(random_state: Any) -> tuple[int, int]:
     """Two seeds; without a random state fresh ones, never the global generator's."""
     if random_state is None:
         random_state = int(np.random.SeedSequence().generate_state(1)[0])

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from normalign.estimators.arrays import Origin
-from normalign.estimators.base import _seeds as seeds
+from normalign.estimators.base import two_seeds as seeds
 from normalign.estimators.leaves import Clock, shared_threads
 from normalign.estimators.partitioned import partitioned_iterations
 from normalign.estimators.problem import Problem, Score
