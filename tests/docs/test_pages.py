@@ -125,3 +125,46 @@ def test_the_ratio_is_bold_where_all_its_seeds_are_sooner(result, cell):
     row = tables["powers_variants"](result)[2].strip("| ").split(" | ")
     assert row[:4] == ["cross-entropy", "no", "weights x8", "50 %"]
     assert row[5:] == [cell]
+
+
+def contest(**changes):
+    """A row of the benchmark of kernel machines."""
+    seconds = {"ours": 2.0, "xrfm": 6.0, "plain": None}
+    row = {"n": 2000, "d": 30, "k": 2, "n_iter": 1, "seconds": seconds}
+    return {**row, "faster": {"xrfm": 3.0}, "differs": {"xrfm": 2e-4}, **changes}
+
+
+def machine_rows(result):
+    tables = runpy.run_path(str(DOCS / "tables.py"))
+    lines = tables["KINDS"]["rfm"]({"records": result})
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line]
+
+
+def test_a_contest_of_machines_shows_times_ratios_and_failures():
+    header, rule, row = machine_rows({"a": [contest()]})
+    assert header == [
+        "(a) full fit",
+        "ours",
+        "xrfm",
+        "plain transcription",
+        "differ by",
+    ]
+    assert len(rule) == len(header)
+    size = "n = 2000, d = 30, k = 2, 1 update"
+    assert row == [size, "2 s", "6 s (**3.0x**)", "fails", "2e-04"]
+
+
+def test_a_contestant_that_was_not_asked_has_an_empty_cell():
+    alone = contest(seconds={"ours": 9.0}, faster={}, differs={})
+    *_, row = machine_rows({"d": [contest(), alone]})
+    assert row[1:] == ["9 s", "", "", ""]
+
+
+def test_a_large_table_that_failed_says_why():
+    *_, row = machine_rows({"e": [{"failed": "no room"}]})
+    assert row == ["failed: no room", "", "", "", "", ""]
+
+
+def test_a_table_without_its_file_is_not_measured_yet():
+    tables = runpy.run_path(str(DOCS / "tables.py"))
+    assert tables["table"]("rfm-no-such-machine") == "Not measured yet.\n"

@@ -46,12 +46,17 @@ def require_memory(
         rank=1,
     )  # fmt: skip
     allowed = limit or available_bytes(problem.device)
+    instead = (
+        'solver="cg" to keep no kernel matrix'
+        if name == "cholesky"
+        else 'dtype="float32" to halve it'
+    )
     require(
         needed <= allowed, callee, "memory_limit",
-        f"at least {needed / 1e6:.0f} MB to fit {rows} rows by {name}",
-        f"{allowed / 1e6:.0f} MB",
-        'Set max_leaf_size to fit the rows in parts, or solver="cg" to keep no kernel '
-        "matrix, or a larger memory_limit.",
+        f"at least {needed / 1e6:.3g} MB to fit {rows} rows by {name}",
+        f"{allowed / 1e6:.3g} MB",
+        f"Set max_leaf_size to fit the rows in parts, or {instead}, or a larger "
+        "memory_limit.",
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from normalign._checks import require
 from normalign.estimators.arrays import Origin, checked_features, checked_weights
-from normalign.estimators.base import unchanged_on_failure as unchanged_on_failure
+from normalign.estimators.base import unchanged_on_failure
 from normalign.estimators.candidates import (
     best_candidate,
     check_candidates,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from normalign.estimators.arrays import Origin
-from normalign.estimators.base import two_seeds as seeds
+from normalign.estimators.base import two_seeds
 from normalign.estimators.leaves import Clock, shared_threads
 from normalign.estimators.partitioned import partitioned_iterations
 from normalign.estimators.problem import Problem, Score
@@ -127,7 +127,7 @@ def _views(job: TrajectoryJob) -> Iterator[Any]:
 
 
 def _whole(view: Any, problem: Problem) -> Iterator[tuple[Any, Callable]]:
-    recipe, (_, seed) = view._recipe(problem), seeds(view.random_state)
+    recipe, (_, seed) = view._recipe(problem), two_seeds(view.random_state)
     x, y = recipe.tensor(problem.inside()), recipe.tensor(problem.targets())
     weights = None if problem.weights is None else recipe.tensor(problem.weights)
     for iteration in recipe.iterations(x, y, weights, seed):
@@ -143,7 +143,7 @@ def _whole(view: Any, problem: Problem) -> Iterator[tuple[Any, Callable]]:
 
 
 def _parts(view: Any, problem: Problem) -> Iterator[tuple[Any, Callable]]:
-    recipe, (_, seed) = view._recipe(problem), seeds(view.random_state)
+    recipe, (_, seed) = view._recipe(problem), two_seeds(view.random_state)
     steps = partitioned_iterations(
         problem.inside(),
         problem.targets(),

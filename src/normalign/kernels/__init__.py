@@ -14,7 +14,8 @@ from normalign.kernels.gradients import expansion, expansion_jacobian
 from normalign.kernels.memory import estimate_memory
 from normalign.kernels.metric import initial_metric, metric_root, normalised
 from normalign.kernels.recursion import Iteration, Machine, recursions
-from normalign.kernels.solve import Solved, Solver
+from normalign.kernels.ridges import ridge_path
+from normalign.kernels.solve import Solved, Solver, System
 
 __all__ = [
     "KERNELS",
@@ -26,6 +27,7 @@ __all__ = [
     "ProductLaplace",
     "Solved",
     "Solver",
+    "System",
     "agop",
     "estimate_memory",
     "expansion",
@@ -36,4 +38,5 @@ __all__ = [
     "metric_root",
     "normalised",
     "recursions",
+    "ridge_path",
 ]

@@ -1,0 +1,215 @@
+"""The picture and the numbers of the page on tables, for figures.py."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from sklearn.datasets import load_breast_cancer
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.model_selection import RepeatedStratifiedKFold
+
+from normalign.estimators import RFAMClassifierCV, as_torch, make_tabular_pipeline
+from normalign.geometry import local_geometry
+from normalign.kernels import estimate_memory
+from normalign.plots.curves import COLOURS
+
+RADII = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
+SHOWN_RADIUS = 0.3
+STARTS = {"RFM": 1.0, "RFAM": 0.0}  # the identity's weight in the first metric
+
+
+def tables(path: Path) -> tuple[Figure, dict[str, str]]:
+    """Run the page on tables, compare machines over splits, draw what came out."""
+    page = executed(path)
+    diabetes = page["table"], page["speed"], ("sex",)
+    frame, benign = load_breast_cancer(return_X_y=True, as_frame=True)
+    cancer = frame, np.where(benign, "benign", "malignant"), ()
+    found = {
+        "diabetes": compared(*diabetes, page["held"]),
+        "cancer": compared(*cancer, page["held"]),
+    }
+    plain = {
+        "logistic": LogisticRegression(max_iter=1000),
+        "forest": RandomForestClassifier(random_state=0),
+    }
+    shares = {name: probabilities(*diabetes, model) for name, model in plain.items()}
+    shares["RFAM"] = found["diabetes"]["RFAM"]["probabilities"]
+    figure, axes = plt.subplots(2, 2, figsize=(7.2, 5.2), layout="constrained")
+    draw_importances(axes[0, 0], page["importances"])
+    for axis, name in ((axes[0, 1], "diabetes"), (axes[1, 0], "cancer")):
+        draw_attack(axis, found[name], name)
+    draw_calibration(axes[1, 1], shares, diabetes[1])
+    numbers = told_by(page) | told_of(found) | told_beside(shares, diabetes[1])
+    return figure, numbers
+
+
+def executed(page: Path) -> dict[str, Any]:
+    """The names that the code of a page leaves behind; what it prints is dropped."""
+    names: dict[str, Any] = {"__name__": page.stem}
+    text = page.read_text()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        for block in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S):
+            exec(compile(block, str(page), "exec"), names)
+    return names
+
+
+def splits(table: Any, labels: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Five folds, twice."""
+    folds = RepeatedStratifiedKFold(n_splits=5, n_repeats=2, random_state=0)
+    return list(folds.split(table, labels))
+
+
+def compared(
+    table: Any, labels: np.ndarray, categorical: tuple[str, ...], held: Callable
+) -> dict[str, dict[str, np.ndarray]]:
+    """RFM and RFAM, each tuned inside the training part, on the rows held out."""
+    found = {}
+    for name, weight in STARTS.items():
+        machine = RFAMClassifierCV(identity_weights=(weight,), random_state=0)
+        model = make_tabular_pipeline(machine, categorical=categorical)
+        columns: dict[str, list] = {"held": [], "alignment": [], "robustness": []}
+        answers = np.zeros((2, len(labels)))
+        for number, (train, test) in enumerate(splits(table, labels)):
+            model.fit(table.iloc[train], labels[train])
+            answers[number // 5, test] = model.predict_proba(table.iloc[test])[:, 0]
+            x, fitted = model[:-1].transform(table.iloc[test]), model["machine"]
+            codes = torch.tensor(np.searchsorted(fitted.classes_, labels[test]))
+            geometry = local_geometry(as_torch(fitted), torch.tensor(x), codes)
+            columns["held"].append([held(fitted, x, labels[test], r) for r in RADII])
+            columns["alignment"].append(float(geometry.normal_alignment.mean()))
+            columns["robustness"].append(float(geometry.local_robustness.median()))
+        found[name] = {key: np.array(column) for key, column in columns.items()}
+        found[name]["probabilities"] = answers
+    return found
+
+
+def probabilities(
+    table: Any, labels: np.ndarray, categorical: tuple[str, ...], estimator: Any
+) -> np.ndarray:
+    """Probabilities of the first class for every row, held out, in both rounds."""
+    model = make_tabular_pipeline(estimator, categorical=categorical)
+    answers = np.zeros((2, len(labels)))
+    for number, (train, test) in enumerate(splits(table, labels)):
+        model.fit(table.iloc[train], labels[train])
+        answers[number // 5, test] = model.predict_proba(table.iloc[test])[:, 0]
+    return answers
+
+
+def draw_importances(axis: Axes, importances: Any) -> None:
+    """Bars, the indicators of a category added up."""
+    columns = importances.index.str.split("__").str[1].str.split("_").str[0]
+    shares = importances.groupby(columns).sum().sort_values()
+    axis.barh(shares.index, shares, color=COLOURS[1])
+    axis.set_title("diabetes: importances", fontsize="medium")
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def draw_attack(axis: Axes, found: dict[str, Any], name: str) -> None:
+    """Accuracy over the radius of the attack, with the range of the splits' mean."""
+    for colour, (method, columns) in zip(COLOURS, found.items(), strict=False):
+        mean = columns["held"].mean(0)
+        error = columns["held"].std(0, ddof=1) / len(columns["held"]) ** 0.5
+        axis.plot(RADII, mean, color=colour, label=method, linewidth=1.6)
+        axis.fill_between(
+            RADII, mean - error, mean + error, color=colour, alpha=0.2, linewidth=0
+        )
+    axis.set_title(f"{name}: right under attack", fontsize="medium")
+    axis.set(xlabel="radius, standard deviations", ylim=(0, 1))
+    axis.legend(fontsize="small", frameon=False)
+    axis.grid(alpha=0.25, linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def draw_calibration(
+    axis: Axes, shares: dict[str, np.ndarray], labels: np.ndarray
+) -> None:
+    """What was predicted in eight groups of equal size, and what came true."""
+    axis.plot([0, 1], [0, 1], color=COLOURS[4], linewidth=0.8)
+    for colour, name in ((COLOURS[1], "RFAM"), (COLOURS[2], "logistic")):
+        predicted = shares[name].ravel()
+        truth = np.tile(labels == np.unique(labels)[0], 2)
+        groups = np.array_split(np.argsort(predicted), 8)
+        axis.plot(
+            [predicted[group].mean() for group in groups],
+            [truth[group].mean() for group in groups],
+            color=colour, label=name, marker="o", markersize=4, linewidth=1.6,
+        )  # fmt: skip
+    axis.set_title("diabetes: probabilities", fontsize="medium")
+    axis.set(xlabel="predicted", ylabel="came true")
+    axis.legend(fontsize="small", frameon=False)
+    axis.grid(alpha=0.25, linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def told_by(page: dict[str, Any]) -> dict[str, str]:
+    """What the code of the page itself found."""
+    machine, best = page["machine"], page["best"]
+    x_test, y_test = page["X_test"], page["y_test"]
+    plain = page["na"].RFAMClassifier()
+    untuned = make_tabular_pipeline(plain, categorical=["sex"])
+    ranked = [name.split("__")[1] for name in page["importances"].index[::-1]]
+    untuned.fit(page["X"], page["y"])
+    return {
+        "table_default": f"{untuned.score(x_test, y_test):.0%}",
+        "table_rows": f"{len(y_test)}",
+        "table_tuned": f"{page['tuned'].score(x_test, y_test):.0%}",
+        "table_ridge": f"{machine.ridge_:g}",
+        "table_updates": f"{machine.n_iter_}",
+        "table_weight": f"{machine.identity_weight_:g}",
+        "table_cv_score": f"{machine.best_score_:.1%}",
+        "table_weights_apart": f"{100 * (best.max() - best.min()):.1f}",
+        "table_fold_spread": f"{100 * page['results']['std_test_score'].median():.1f}",
+        "table_first": ranked[0],
+        "table_second": ranked[1],
+        "table_two_shares": f"{page['importances'].iloc[-2:].sum():.0%}",
+        "table_quarter": f"{page['geometry'].local_robustness.quantile(0.25):.2f}",
+        "memory_small": f"{estimate_memory(16_000, 10, 2) / 1e9:.1f}",
+        "memory_large": f"{estimate_memory(150_000, 10, 2) / 1e9:.0f}",
+    }
+
+
+def told_of(found: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """RFM beside RFAM on both tables."""
+    numbers = {}
+    place = RADII.index(SHOWN_RADIUS)
+    for table, methods in found.items():
+        for method, columns in methods.items():
+            prefix = f"{table}_{method.lower()}"
+            numbers[f"{prefix}_accuracy"] = f"{columns['held'][:, 0].mean():.1%}"
+            numbers[f"{prefix}_held"] = f"{columns['held'][:, place].mean():.1%}"
+            numbers[f"{prefix}_alignment"] = f"{columns['alignment'].mean():.2f}"
+            numbers[f"{prefix}_robustness"] = f"{columns['robustness'].mean():.2g}"
+        more = 100 * (methods["RFAM"]["held"] - methods["RFM"]["held"])[:, place]
+        error = more.std(ddof=1) / len(more) ** 0.5
+        numbers[f"{table}_gain"] = f"{more.mean():+.1f} ± {error:.1f} points"
+    return numbers
+
+
+def told_beside(shares: dict[str, np.ndarray], labels: np.ndarray) -> dict[str, str]:
+    """Accuracy and log loss of other models on the same splits."""
+    first = labels == np.unique(labels)[0]
+    numbers = {}
+    for name, answers in shares.items():
+        prefix = "table" if name == "RFAM" else f"table_{name}"
+        loss = np.mean([log_loss(first, answer) for answer in answers])
+        numbers[f"{prefix}_loss"] = f"{loss:.3f}"
+        if name != "RFAM":
+            numbers[prefix] = f"{((answers > 0.5) == first).mean():.1%}"
+    return numbers
