@@ -70,9 +70,26 @@ def test_shapes_decide_which_sum_is_taken():
     assert cheaper_form(2000, 2000, 2, 20, Laplace()) == "gradients"
     assert cheaper_form(2000, 2000, 100, 60, Laplace()) == "pairs"
     assert cheaper_form(2000, 2000, 100, 60, KERNELS[-1]) == "gradients"
+    few = cheaper_form(2000, 2000, 100, 60, Laplace(), most_entries=1e6)
+    assert few == "gradients"
 
 
 def test_an_unknown_form_is_refused():
     x = points(2, 2)
     with pytest.raises(ValueError, match="agop: form must be"):
         agop(x, x, x, Laplace(), form="tensor")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"weights": torch.ones(5, dtype=DOUBLE)}, r"weights must be positive, of sh"),
+        ({"weights": torch.zeros(2, dtype=DOUBLE)}, r"weights must be positive"),
+        ({"coef": torch.ones(3, 1, dtype=DOUBLE)}, r"coef must be of shape \(2, k\)"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(changes, said):
+    x = points(2, 2)
+    arguments = {"x": x, "centers": x, "coef": x, "kernel": Laplace()} | changes
+    with pytest.raises(ValueError, match=said):
+        agop(**arguments)

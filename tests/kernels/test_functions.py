@@ -71,7 +71,7 @@ def test_exponent_two_is_a_gaussian():
     assert torch.allclose(smooth, bell, atol=1e-14)
 
 
-@pytest.mark.parametrize("bandwidth", [0.0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize("bandwidth", [0.0, -1.0, math.inf, math.nan, 1e-200, 1e200])
 def test_a_bandwidth_that_is_no_length_is_refused(bandwidth):
     with pytest.raises(ValueError, match="Laplace: bandwidth must be positive"):
         Laplace(bandwidth)
@@ -88,9 +88,17 @@ def test_shapes_that_do_not_fit_are_refused_by_name():
     with pytest.raises(ValueError, match="z must be of shape"):
         kernel_matrix(x, points(3, 4), Laplace())
     with pytest.raises(ValueError, match="metric must be of shape"):
-        kernel_matrix(x, x, Laplace(), metric=torch.ones(3))
-    with pytest.raises(TypeError, match="x must be a floating-point tensor"):
+        kernel_matrix(x, x, Laplace(), metric=torch.ones(3, dtype=DOUBLE))
+    with pytest.raises(TypeError, match="x must be a float32 or float64 tensor"):
         kernel_matrix(torch.ones(2, 2, dtype=torch.int64), x, Laplace())
+    with pytest.raises(ValueError, match="z must be float64 on cpu, like x"):
+        kernel_matrix(x, x.float(), Laplace())
+    with pytest.raises(TypeError, match="kernel must be a Kernel"):
+        kernel_matrix(x, x, "laplace")
+    with pytest.raises(ValueError, match=r"without requires_grad.*as_torch"):
+        kernel_matrix(x.clone().requires_grad_(), x, Laplace())
+    with pytest.raises(TypeError, match="bandwidth must be a number"):
+        Laplace("wide")
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=ids)
@@ -114,6 +122,12 @@ def test_weights_of_the_median_are_repetitions():
     repeated = x.repeat_interleave(weights.long(), dim=0)
     found = median_distance(x, Laplace(), weights=weights)
     assert found == pytest.approx(median_distance(repeated, Laplace()), rel=1e-12)
+
+
+def test_huge_weights_do_not_overflow_the_median():
+    x = points(60, 3, dtype=torch.float32)
+    found = median_distance(x, Laplace(), weights=torch.full((60,), 1e30))
+    assert found == median_distance(x, Laplace())
 
 
 def test_points_that_coincide_have_median_one():

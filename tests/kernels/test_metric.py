@@ -27,6 +27,16 @@ def test_weights_are_repetitions():
     assert torch.allclose(found, initial_metric(repeated, identity_weight=0.3))
 
 
+def test_weights_that_are_shares_still_blend_the_identity_in():
+    x = points(50, 3)
+    blended = initial_metric(
+        x, identity_weight=0.5, weights=torch.full((50,), 1 / 50, dtype=DOUBLE)
+    )
+    # twice the covariance: a sum of weights of one is divided by one half
+    wanted = torch.cov(x.T, correction=0) + 0.5 * torch.eye(3, dtype=DOUBLE)
+    assert torch.allclose(blended, wanted * 3 / wanted.trace())
+
+
 @pytest.mark.parametrize("x", [torch.ones(1, 3), torch.ones(5, 3)])
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_without_any_variance_the_start_is_the_identity(x, diagonal):

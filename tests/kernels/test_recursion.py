@@ -5,7 +5,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normalign.kernels import Laplace, Machine, Solver, initial_metric, recursions
+from normalign.kernels import (
+    Gaussian,
+    Laplace,
+    Machine,
+    Solver,
+    initial_metric,
+    recursions,
+)
 from tests.kernels import transcription
 from tests.kernels.cases import DOUBLE, KERNELS, METRICS, metric, points
 
@@ -59,6 +66,38 @@ def test_weights_are_repetitions(kernel, kind, rule):
     rows = torch.arange(12)
     # valid for the last one: nobody asked for another
     assert torch.allclose(once[-1].left_out(rows), twice[-1].left_out(first), atol=1e-7)
+
+
+@pytest.mark.parametrize("ridge", [1e-3, 1e-6, 1e-8])
+def test_where_float32_does_not_do_the_whole_machine_is_float64(ridge):
+    x = points(300, 2, dtype=torch.float32)
+    y = torch.sin(3 * x[:, :1]) + 0.3 * points(300, 1, seed=1, dtype=torch.float32)
+    settings = {"kernel": Gaussian(3.0), "ridge": ridge, "n_iter": 2}
+    found = fitted(x, y, **settings)
+    wanted = fitted(x.double(), y.double(), **settings)
+    fresh = points(50, 2, seed=5, dtype=torch.float32)
+    for one, exact in zip(found, wanted, strict=True):
+        assert one.machine.coef.dtype == one.machine.metric.dtype == DOUBLE
+        apart = one.machine(fresh.double()) - exact.machine(fresh.double())
+        assert float(apart.abs().max()) < 1e-6
+    rows = torch.arange(20)
+    assert torch.allclose(
+        found[-1].left_out(rows), wanted[-1].left_out(rows), atol=1e-3
+    )
+
+
+@pytest.mark.parametrize("ridge", [1e-3, 1e-6, 1e-10])
+def test_left_out_outputs_hold_for_the_smallest_ridges(ridge):
+    x, y = points(40, 4), points(40, 1, seed=1)
+    settings = {"n_iter": 0, "ridge": ridge, "metric": metric("full", 4)}
+    (last,) = fitted(x, y, **settings)
+    found = last.left_out(torch.arange(3))
+    for row in range(3):
+        others = torch.arange(40) != row
+        (without,) = fitted(x[others], y[others], **settings)
+        assert torch.allclose(
+            found[row], without.machine(x[row : row + 1])[0], atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("solver", ["cholesky", "cg"])
@@ -161,6 +200,9 @@ def test_a_machine_moves_between_precisions():
         ({"ridge": 0.0}, "ridge must be positive"),
         ({"n_iter": -1}, "n_iter must be 0 or more"),
         ({"weights": torch.zeros(6, dtype=DOUBLE)}, "weights must be positive"),
+        ({"bandwidth_rule": "medain"}, "bandwidth_rule must be"),
+        ({"agop_samples": 0}, "agop_samples must be 1 or more"),
+        ({"metric": torch.eye(3, dtype=DOUBLE)}, "metric must be of shape"),
     ],
 )
 def test_problems_that_make_no_sense_are_refused(settings, said):
@@ -174,3 +216,16 @@ def test_problems_that_make_no_sense_are_refused(settings, said):
 def test_targets_that_do_not_fit_are_refused(y):
     with pytest.raises(ValueError, match="recursions: y must be of"):
         fitted(points(6, 2), y)
+
+
+def test_targets_that_are_no_numbers_are_refused():
+    y = points(6, 1)
+    y[2] = float("nan")
+    with pytest.raises(ValueError, match="y must be finite"):
+        fitted(points(6, 2), y)
+
+
+def test_the_global_generator_is_left_alone():
+    before = torch.get_rng_state()
+    fitted(points(30, 2), points(30, 1), agop_samples=10, bandwidth_rule="median")
+    assert torch.equal(torch.get_rng_state(), before)

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from normalign.kernels import Laplace, Solver, iterative, kernel_matrix
+from normalign.kernels import Gaussian, Laplace, Solver, iterative, kernel_matrix
 from normalign.kernels import solve as module
 from normalign.kernels.solve import System, solve
 from tests.kernels.cases import DOUBLE, KERNELS, metric, points
@@ -74,12 +74,23 @@ def test_where_float32_fails_float64_takes_over_and_says_so():
         found = solve(near_duplicates(torch.float32), y, Solver())
     assert found.solved.dtype == DOUBLE
     assert found.solved.jitter == 0
-    assert found.coef.dtype == torch.float32
+    # and stays: what large coefficients sum to would be lost in float32
+    assert found.coef.dtype == DOUBLE
     wide = near_duplicates(torch.float32).to(DOUBLE)
-    # the residual is that of coefficients of size 1e6 rounded to float32
-    scale = found.coef.abs().max().double()
-    left = (dense(wide) @ found.coef.double() - y.double()).abs().max()
-    assert float(left / scale) < 1e-5
+    assert torch.allclose(dense(wide) @ found.coef, y.double(), atol=1e-6)
+
+
+def test_coefficients_too_large_for_float32_are_noticed_or_told():
+    problem = system(n=600, d=2, ridge=1e-4, dtype=torch.float32, kernel=Gaussian(3.0))
+    y = points(600, 1, seed=3, dtype=torch.float32)
+    found = solve(problem, y, Solver())
+    assert found.solved.dtype == found.coef.dtype == DOUBLE
+    needed = module.direct_bytes(600, dtype=torch.float32, device=y.device)
+    with pytest.warns(UserWarning, match="rounding in float32 moves outputs by"):
+        kept = solve(problem, y, Solver(memory_limit=needed))
+    assert kept.coef.dtype == torch.float32
+    easy = system(n=600, d=8, ridge=1e-2, dtype=torch.float32)
+    assert solve(easy, y, Solver()).solved.dtype == torch.float32
 
 
 def test_where_float64_does_not_fit_or_fails_a_jitter_is_added_aloud():
@@ -133,6 +144,34 @@ def test_a_crowded_plane_in_float32_still_has_a_preconditioner(ridge):
     assert float(left.norm() / y.norm()) < 1e-2
 
 
+@pytest.mark.parametrize("rank", [50, 500])
+@pytest.mark.parametrize("d", [3, 10])
+def test_conjugate_gradients_converge_in_float32_as_they_do_in_float64(d, rank):
+    single = system(n=1200, d=d, ridge=1e-3, dtype=torch.float32, kernel=Laplace(10.0))
+    y = torch.sin(single.points[:, :1]) + 0.1 * points(1200, 1, dtype=torch.float32)
+    found = solve(single, y, Solver("cg", rank=rank))
+    assert found.solved.converged
+    wanted = torch.linalg.solve(dense(single.to(DOUBLE)), y.double())
+    outputs = dense(single.to(DOUBLE)) - torch.diag(single.ridges.double())
+    apart = (outputs @ (found.coef.double() - wanted)).abs().max()
+    assert float(apart) < 2e-2
+
+
+def test_a_ridge_that_has_no_inverse_is_an_error_not_a_loop():
+    problem = system(n=30, ridge=1e-320)
+    with pytest.raises(ValueError, match="ridge must be large enough"):
+        solve(problem, points(30, 1), Solver("cg", rank=10))
+
+
+def test_the_best_iterate_is_returned_and_never_worse_than_zero():
+    product = torch.tensor([[1.0, 0.0], [0.0, -1.0]], dtype=DOUBLE)  # not definite
+    b = torch.ones(2, 1, dtype=DOUBLE)
+    _, _, residual = iterative.conjugate_gradients(
+        lambda v: product @ v, b, lambda r: r, 1e-8, 5
+    )
+    assert residual <= 1
+
+
 def test_targets_of_zero_are_solved_by_zeros():
     found = solve(system(), torch.zeros(40, 2, dtype=DOUBLE), Solver("cg"))
     assert torch.equal(found.coef, torch.zeros(40, 2, dtype=DOUBLE))
@@ -148,7 +187,13 @@ def test_the_rank_follows_the_memory():
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [({"name": "lu"}, "name must be"), ({"memory_limit": 0}, "memory_limit must be")],
+    [
+        ({"name": "lu"}, "name must be"),
+        ({"memory_limit": 0}, "memory_limit must be"),
+        ({"tolerance": -1.0}, "tolerance must be positive"),
+        ({"max_steps": 0}, "max_steps must be 1 or more"),
+        ({"rank": 0}, "rank must be an integer of 1 or more"),
+    ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, said):
     with pytest.raises(ValueError, match=said):

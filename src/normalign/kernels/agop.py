@@ -20,13 +20,14 @@ ways to the same matrix, and shapes say which is cheaper:
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from normalign._checks import complaint, require
-from normalign.kernels.functions import Kernel, Radial, middle, require_points
+from normalign.kernels.functions import Kernel, Radial, middle, require_expansion
 from normalign.kernels.gradients import outputs_at_once, pulled_back, raw_gradients
 from normalign.kernels.tiles import spans, tile_shape
 
@@ -79,7 +80,14 @@ def agop(
     >>> agop(x, center, two, Gaussian(bandwidth=1.0))  # (2 exp(-1/2))^2
     tensor([[1.4715]])
     """
-    require_points("agop", x, centers, metric)
+    require_expansion("agop", x, centers, coef, kernel, metric)
+    require(
+        weights is None or (weights.shape == (len(x),) and bool((weights > 0).all())),
+        "agop",
+        "weights",
+        f"positive, of shape ({len(x)},)",
+        weights,
+    )
     require(
         form in ("auto", "gradients", "pairs"),
         "agop",
@@ -96,7 +104,7 @@ def agop(
     )  # fmt: skip
 
 
-def centred_agop(
+def centred_agop(  # noqa: PLR0913, what agop has, and the sides
     x: Tensor,
     centers: Tensor,
     coef: Tensor,
@@ -107,10 +115,12 @@ def centred_agop(
     weights: Tensor | None,
     diagonal: bool,
     form: Form = "auto",
+    most_entries: float = math.inf,
 ) -> Tensor:
     """The same for callers that have centred their points and have the sides."""
     if form == "auto":
-        form = cheaper_form(len(x), len(centers), coef.shape[1], x.shape[1], kernel)
+        shape = len(x), len(centers), coef.shape[1], x.shape[1]
+        form = cheaper_form(*shape, kernel, most_entries=most_entries)
     if form == "pairs":
         if not isinstance(kernel, Radial):
             raise ValueError(
@@ -125,11 +135,13 @@ def centred_agop(
     return _both_sides(total, kernel, metric, diagonal) / mass
 
 
-def cheaper_form(n: int, m: int, k: int, d: int, kernel: Kernel) -> Form:
-    """Which of the two sums takes fewer operations."""
+def cheaper_form(
+    n: int, m: int, k: int, d: int, kernel: Kernel, *, most_entries: float = math.inf
+) -> Form:
+    """Which of the two sums takes fewer operations, of those whose table fits."""
     by_gradients = 2 * n * m * k * (d + 1)
     by_pairs = n * m * m + 4 * n * m * (k + d)
-    fits = isinstance(kernel, Radial)
+    fits = isinstance(kernel, Radial) and n * m <= most_entries
     return "pairs" if fits and by_pairs < by_gradients else "gradients"
 
 

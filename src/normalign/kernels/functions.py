@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Self
 
 import torch
@@ -45,11 +46,14 @@ class Kernel(ABC):
     bandwidth: float = 10.0
 
     def __post_init__(self) -> None:
+        callee = type(self).__name__
+        _require_number(callee, "bandwidth", self.bandwidth)
         require(
-            0 < self.bandwidth < math.inf,
-            type(self).__name__,
+            # its square must be a number, too
+            1e-150 < self.bandwidth < 1e150,
+            callee,
             "bandwidth",
-            "positive and finite",
+            "positive and finite (1e-150 to 1e150)",
             self.bandwidth,
         )
 
@@ -153,6 +157,7 @@ class Laplace(Radial):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _require_number("Laplace", "exponent", self.exponent)
         # Beyond 2 the function is not positive definite.
         require(
             0 < self.exponent <= 2, "Laplace", "exponent", "in (0, 2]", self.exponent
@@ -263,11 +268,16 @@ def kernel_matrix(
     tensor([[1., 1.],
             [1., 1.]])
     """
-    require_points("kernel_matrix", x, z, metric)
+    require_points("kernel_matrix", x, z, kernel, metric)
     shift = middle(z)
     left, _ = kernel.sides(x - shift, metric)
     _, right = kernel.sides(z - shift, metric)
     return kernel.values_(left, right, x.new_empty(len(x), len(z)))
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    """A generator of one's own: no draw here touches the global one."""
+    return torch.Generator().manual_seed(seed)
 
 
 def middle(points: Tensor) -> Tensor:
@@ -282,30 +292,85 @@ def middle(points: Tensor) -> Tensor:
     return points[:: max(len(points) // 1000, 1)].median(0).values
 
 
-def require_points(callee: str, x: Tensor, z: Tensor, metric: Tensor | None) -> None:
-    """Complain unless two tables and a metric fit together."""
+def _require_number(callee: str, argument: str, value: object) -> None:
+    kind = isinstance(value, Real) and not isinstance(value, bool)
+    require_kind(kind, callee, argument, "a number", value)
+
+
+def require_table(callee: str, argument: str, x: Tensor, d: int | None = None) -> None:
+    """Complain unless an argument is a floating-point table of ``d`` columns."""
     require_kind(
-        isinstance(x, Tensor) and x.is_floating_point(),
+        isinstance(x, Tensor) and x.dtype in (torch.float32, torch.float64),
         callee,
-        "x",
-        "a floating-point tensor",
+        argument,
+        "a float32 or float64 tensor",
         x,
     )
-    require(x.ndim == 2, callee, "x", "of shape (n, d)", x)
-    width = x.shape[1]
+    width = "d" if d is None else str(d)
+    fits = x.ndim == 2 and (d is None or x.shape[1] == d)
+    require(fits, callee, argument, f"of shape (n, {width})", x)
     require(
-        z.ndim == 2 and z.shape[1] == width,
+        not (x.requires_grad and torch.is_grad_enabled()),
         callee,
-        "z",
-        f"of shape (m, {width}), like x",
-        z,
+        argument,
+        "without requires_grad, since tiles are overwritten",
+        x,
+        "Use .detach(), jacobian() in closed form, or estimators.as_torch.",
     )
+
+
+def require_points(
+    callee: str,
+    x: Tensor,
+    z: Tensor,
+    kernel: Kernel,
+    metric: Tensor | None,
+    *,
+    other: str = "z",
+) -> None:
+    """Complain unless two tables, a kernel and a metric fit together."""
+    require_table(callee, "x", x)
+    width = x.shape[1]
+    require_table(callee, other, z, width)
+    require_kind(
+        isinstance(kernel, Kernel), callee, "kernel", "a Kernel, as Laplace()", kernel
+    )
+    tables = {other: z} if metric is None else {other: z, "metric": metric}
+    for argument, value in tables.items():
+        require_kind(isinstance(value, Tensor), callee, argument, "a tensor", value)
+        require(
+            (value.dtype, value.device) == (x.dtype, x.device),
+            callee,
+            argument,
+            f"{str(x.dtype)[6:]} on {x.device}, like x",
+            f"{str(value.dtype)[6:]} on {value.device}",
+        )
     require(
         metric is None or metric.shape in {(width,), (width, width)},
         callee,
         "metric",
         f"of shape ({width}, {width}), or ({width},) for a diagonal one",
         metric,
+    )
+
+
+def require_expansion(
+    callee: str,
+    x: Tensor,
+    centers: Tensor,
+    coef: Tensor,
+    kernel: Kernel,
+    metric: Tensor | None,
+) -> None:
+    """Complain unless points and the parts of an expansion fit together."""
+    require_points(callee, x, centers, kernel, metric, other="centers")
+    require_table(callee, "coef", coef)
+    require(
+        len(coef) == len(centers) and coef.dtype == x.dtype,
+        callee,
+        "coef",
+        f"of shape ({len(centers)}, k) in {str(x.dtype)[6:]}, one row per center",
+        coef,
     )
 
 
@@ -322,20 +387,24 @@ def median_distance(
 
     A scale for the bandwidth that follows the data. Pairs at distance zero do not
     count; weights act as repetitions. Above ``sample`` rows a random sample of that
-    size is taken. If all points coincide the answer is 1.
+    size is taken, the same every time unless a generator is given. If all points
+    coincide the answer is 1.
 
     Examples
     --------
     >>> round(median_distance(torch.tensor([[0.0], [1.0], [4.0]]), Laplace()), 3)
     3.0
     """
+    require_points("median_distance", x, x, kernel, metric)
     if len(x) > sample:
+        generator = generator or seeded()
         rows = torch.randperm(len(x), generator=generator)[:sample].to(x.device)
         x = x[rows]
         weights = None if weights is None else weights[rows]
     x = x - middle(x)
     distances = kernel.distances_(*kernel.sides(x, metric), x.new_empty(len(x), len(x)))
-    pairs = torch.ones_like(distances) if weights is None else weights.outer(weights)
+    mass = distances.new_ones(len(x)) if weights is None else weights / weights.max()
+    pairs = mass.double().outer(mass.double())
     apart = torch.triu(distances, 1) > 0
     if not bool(apart.any()):
         return 1.0

@@ -18,7 +18,13 @@ import torch
 from torch import Tensor
 
 from normalign._checks import complaint
-from normalign.kernels.functions import Kernel, ProductLaplace, Radial, middle
+from normalign.kernels.functions import (
+    Kernel,
+    ProductLaplace,
+    Radial,
+    middle,
+    require_expansion,
+)
 from normalign.kernels.metric import metric_root, through_metric
 from normalign.kernels.tiles import spans, tile_shape
 
@@ -49,6 +55,7 @@ def expansion(
     -------
     Tensor of shape (n, k)
     """
+    require_expansion("expansion", x, centers, coef, kernel, metric)
     shift = middle(centers)
     left, _ = kernel.sides(x - shift, metric)
     _, right = kernel.sides(centers - shift, metric)
@@ -102,6 +109,7 @@ def expansion_jacobian(
     >>> expansion_jacobian(x, center, one, Gaussian(bandwidth=1.0))
     tensor([[[-0.6065]]])
     """
+    require_expansion("expansion_jacobian", x, centers, coef, kernel, metric)
     shift = middle(centers)
     x, centers = x - shift, centers - shift
     k, d = coef.shape[1], x.shape[1]

@@ -19,14 +19,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from normalign._checks import complaint
 from normalign.kernels.functions import kernel_matrix
 from normalign.kernels.gradients import expansion_of_sides
 from normalign.kernels.memory import iterative_bytes
 from normalign.kernels.solve import Solved, Solver, System
+from normalign.kernels.tiles import spans
 
 __all__ = ["IterativeSolution", "solve_iteratively"]
 
 _LARGEST_RANK = 2000
+_COLUMNS_AT_ONCE = 64
 
 
 class IterativeSolution:
@@ -41,10 +44,13 @@ class IterativeSolution:
 
     def inverse_diagonal(self, rows: Tensor) -> Tensor:
         """Entries of the diagonal of the inverse, to about two digits."""
-        unit = self.coef.new_zeros(len(self.coef), len(rows))
-        picked = rows, torch.arange(len(rows), device=rows.device)
-        unit[picked] = 1
-        return self._columns(unit)[picked]
+        found = []
+        for some in rows.split(_COLUMNS_AT_ONCE):
+            unit = self.coef.new_zeros(len(self.coef), len(some), dtype=torch.float64)
+            picked = some, torch.arange(len(some), device=rows.device)
+            unit[picked] = 1
+            found.append(self._columns(unit)[picked])
+        return torch.cat(found).to(self.coef.dtype)
 
 
 def solve_iteratively(
@@ -52,20 +58,23 @@ def solve_iteratively(
 ) -> IterativeSolution:
     """Solve a machine's system without its matrix.
 
-    Warns if the residual is above the tolerance after ``solver.max_steps`` steps.
+    Kernel tiles have the dtype of the data; vectors and the preconditioner, where
+    large numbers cancel, are float64. Warns if the residual is above the tolerance
+    after ``solver.max_steps`` steps; what is returned is the best that was met.
     """
-    left, right = system.sides
+    (left, right), dtype = system.sides, y.dtype
+    ridges = system.ridges.double()[:, None]
     precondition = _preconditioner(system, _rank(system, y, solver, limit))
 
     def product(v: Tensor) -> Tensor:
-        fresh = expansion_of_sides(left, right, v, system.kernel)
-        return fresh.addcmul_(system.ridges[:, None], v)
+        fresh = expansion_of_sides(left, right, v.to(dtype), system.kernel).double()
+        return fresh.addcmul_(ridges, v)
 
     def columns(unit: Tensor) -> Tensor:
         return conjugate_gradients(product, unit, precondition, 1e-2, 100)[0]
 
     coef, steps, residual = conjugate_gradients(
-        product, y, precondition, solver.tolerance, solver.max_steps
+        product, y.double(), precondition, solver.tolerance, solver.max_steps
     )
     converged = residual <= solver.tolerance
     if not converged:
@@ -76,8 +85,8 @@ def solve_iteratively(
             UserWarning,
             stacklevel=2,
         )
-    solved = Solved("cg", y.dtype, steps=steps, residual=residual, converged=converged)
-    return IterativeSolution(coef, solved, columns)
+    solved = Solved("cg", dtype, steps=steps, residual=residual, converged=converged)
+    return IterativeSolution(coef.to(dtype), solved, columns)
 
 
 def _rank(system: System, y: Tensor, solver: Solver, limit: int) -> int:
@@ -89,20 +98,24 @@ def _rank(system: System, y: Tensor, solver: Solver, limit: int) -> int:
 
 
 def _preconditioner(system: System, rank: int) -> Callable[[Tensor], Tensor]:
-    points, dtype = system.points, system.points.dtype
+    points = system.points
     # Spread over the rows by a fixed stride: rows may be in any order, and a solve
     # must not depend on a random state.
     chosen = torch.linspace(0, len(points) - 1, rank, device=points.device).long()
     some = points[chosen]
-    table = kernel_matrix(points, some, system.kernel, metric=system.metric)
-    inverse_ridges = 1 / system.ridges[:, None]
+    table = points.new_empty(len(points), rank, dtype=torch.float64)
+    for rows in spans(len(points), 4096):
+        table[rows] = kernel_matrix(
+            points[rows], some, system.kernel, metric=system.metric
+        )
+    inverse_ridges = 1 / system.ridges.double()[:, None]
     core = kernel_matrix(some, some, system.kernel, metric=system.metric).double()
-    core += (table.T @ (table * inverse_ridges)).double()
-    factor = _definite_factor(core, torch.finfo(dtype).eps)
+    core += table.T @ (table * inverse_ridges)
+    factor = _definite_factor(core, torch.finfo(points.dtype).eps)
 
     def precondition(residual: Tensor) -> Tensor:
         scaled = residual * inverse_ridges
-        inner = torch.cholesky_solve((table.T @ scaled).double(), factor).to(dtype)
+        inner = torch.cholesky_solve(table.T @ scaled, factor)
         return scaled - (table @ inner) * inverse_ridges
 
     return precondition
@@ -113,14 +126,22 @@ def _definite_factor(core: Tensor, noise: float) -> Tensor:
 
     Whatever is added to the diagonal moves the preconditioner, not the solution.
     """
-    shift = noise * float(core.diagonal().mean())
-    while True:
+    size = float(core.diagonal().mean())
+    for shift in (noise * size * 10.0**power for power in range(20)):
         factor, info = torch.linalg.cholesky_ex(
             core + shift * torch.eye(len(core), dtype=core.dtype, device=core.device)
         )
         if not info:
             return factor
-        shift *= 10
+    raise ValueError(
+        complaint(
+            "solve",
+            "ridge",
+            "large enough for 1 / ridge to be a number",
+            f"a preconditioner of size {size:.1e}",
+            'Raise ridge, or use solver="cholesky".',
+        )
+    )
 
 
 def conjugate_gradients(
@@ -133,7 +154,8 @@ def conjugate_gradients(
     """Solve for every column at once; return the solution, steps, worst residual.
 
     Columns have step lengths of their own and share the products. A column of zeros
-    is solved by zeros.
+    is solved by zeros. The solution is the best that was met, so its residual is
+    never above that of zeros, which is one.
     """
     scale = b.norm(dim=0).clamp(min=torch.finfo(b.dtype).tiny)
     solution = torch.zeros_like(b)
@@ -141,6 +163,7 @@ def conjugate_gradients(
     direction = precondition(residual)
     energy = (residual * direction).sum(0)
     worst, steps = float((residual.norm(dim=0) / scale).max()), 0
+    best, least = solution.clone(), worst
     while worst > tolerance and steps < max_steps:
         image = product(direction)
         curvature = (direction * image).sum(0)
@@ -149,8 +172,11 @@ def conjugate_gradients(
         residual -= length * image
         steps += 1
         worst = float((residual.norm(dim=0) / scale).max())
+        if worst < least:
+            best.copy_(solution)
+            least = worst
         image = precondition(residual)
         updated = (residual * image).sum(0)
         direction = image + torch.where(energy > 0, updated / energy, 0.0) * direction
         energy = updated
-    return solution, steps, worst
+    return best, steps, least

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from normalign._checks import require
+from normalign._checks import require, require_kind
 from normalign.kernels.tiles import tile_shape
 from normalign.kernels.triangle import triangle_bytes
 
@@ -47,8 +47,8 @@ def direct_bytes(n: int, *, dtype: torch.dtype, device: torch.device) -> int:
 
 
 def iterative_bytes(n: int, k: int, rank: int, *, dtype: torch.dtype) -> int:
-    """Bytes of conjugate gradients: the preconditioner's table and five vectors."""
-    return n * rank * dtype.itemsize + 2 * rank * rank * 8 + 6 * n * k * dtype.itemsize
+    """Bytes of conjugate gradients, in float64: the preconditioner and six vectors."""
+    return (n * rank + 3 * rank * rank + 7 * n * k) * 8
 
 
 def estimate_memory(
@@ -63,8 +63,8 @@ def estimate_memory(
 ) -> int:
     """Return the bytes that a fit will need above its data, at its peak.
 
-    The solver's memory, two copies of the data (centred, and as a side of the
-    kernel's tiles) and the table with which gradients are summed. A fall-back to
+    The solver's memory, copies of the data (centred, and as both sides of the kernel's
+    tiles), metrics, and the table with which gradients are summed. A fall-back to
     float64, taken only where float32 fails, doubles the solver's part.
 
     Parameters
@@ -88,8 +88,16 @@ def estimate_memory(
         repr(solver),
     )
     require(min(n, d, k) > 0, "estimate_memory", "n, d, k", "positive", (n, d, k))
+    require_kind(
+        isinstance(dtype, torch.dtype),
+        "estimate_memory",
+        "dtype",
+        "a torch.dtype",
+        dtype,
+    )
     device = torch.device(device)
-    data = 3 * n * (d + 2) * dtype.itemsize
+    # the data centred and as both sides; a metric, its update and what makes it
+    data = (3 * n * (d + 2) + 5 * d * d) * dtype.itemsize
     table = min(n * k * (d + 1), 1 << 24) * dtype.itemsize
     if solver == "cg":
         main = iterative_bytes(n, k, min(rank, n), dtype=dtype)

@@ -108,14 +108,17 @@ def initial_metric(
         "in [0, 1]",
         identity_weight,
     )
+    require(x.ndim == 2, "initial_metric", "x", "of shape (n, d)", x)
     width = x.shape[1]
     identity = x.new_ones(width) if diagonal else torch.eye(width).to(x)
     if identity_weight == 1:
         return identity
     mass = x.new_ones(len(x)) if weights is None else weights
     centred = x - (mass @ x) / mass.sum()
-    # The n - 1 of facts and textbooks: a sum of weights, if weights are repetitions.
-    share = mass / (mass.sum() - 1).clamp(min=torch.finfo(x.dtype).tiny)
+    # The n - 1 of textbooks, n being the sum of weights if weights are repetitions;
+    # below two that would be no divisor for weights that are shares.
+    total = mass.sum()
+    share = mass / torch.maximum(total - 1, total / 2)
     if diagonal:
         covariance = share @ centred.square()
     else:

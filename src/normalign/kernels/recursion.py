@@ -25,8 +25,16 @@ from torch import Tensor
 
 from normalign._checks import require
 from normalign.kernels.agop import centred_agop
-from normalign.kernels.functions import Kernel, median_distance, middle
+from normalign.kernels.functions import (
+    Kernel,
+    median_distance,
+    middle,
+    require_points,
+    require_table,
+    seeded,
+)
 from normalign.kernels.gradients import expansion, expansion_jacobian
+from normalign.kernels.memory import available_bytes
 from normalign.kernels.metric import metric_diagonal
 from normalign.kernels.precision import full_precision
 from normalign.kernels.solve import (
@@ -41,6 +49,7 @@ from normalign.kernels.solve import (
 __all__ = ["Iteration", "Machine", "recursions"]
 
 AGOP_SAMPLES = 20_000
+_SMALL_SQUARE = 1 << 20  # entries about which nobody is asked
 
 
 @dataclass(frozen=True)
@@ -119,14 +128,12 @@ class Iteration:
         """
         machine, system = self.machine, self._system
         ridges, coef = system.ridges[rows], machine.coef[rows]
-        residual = ridges[:, None] * coef
         with full_precision(rows.device):
-            inverse = self._solution.inverse_diagonal(rows)
-        weights = self._weights[rows].clamp(min=1)
-        leverage = (1 - ridges * inverse).clamp(0, 1) / weights
-        # Where a row is alone with its value, leverage is one up to rounding.
-        room = (1 - leverage).clamp(min=torch.finfo(residual.dtype).eps ** 0.5)
-        return self._targets[rows] - residual / room[:, None]
+            inverse = self._solution.inverse_diagonal(rows).to(coef.dtype)
+        weights = self._weights[rows].clamp(min=1).to(coef.dtype)
+        # (1 - h) over the ridge, in which nothing cancels however small that is
+        room = (1 - 1 / weights) / ridges + inverse / weights
+        return self._targets[rows] - coef / room[:, None]
 
 
 def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
@@ -171,11 +178,12 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
         Above that many rows, gradients are averaged over a random sample of them,
         drawn without replacement for each update.
     generator : torch.Generator, optional
-        For the two samples, on the CPU.
+        For the two samples, on the CPU; by default the same draws every time.
 
     Yields
     ------
     Iteration
+        In float64 from the first one on for which float32 does not do.
 
     Examples
     --------
@@ -187,6 +195,15 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
     True
     """
     _require_problem(x, y, ridge, n_iter, weights)
+    require_points("recursions", x, x, kernel, metric)
+    require(
+        bandwidth_rule in ("fixed", "median"),
+        "recursions",
+        "bandwidth_rule",
+        '"fixed" or "median"',
+        repr(bandwidth_rule),
+    )
+    require(agop_samples >= 1, "recursions", "agop_samples", "1 or more", agop_samples)
     started = time.perf_counter()
     solver = solver or Solver()
     points = x - middle(x)
@@ -194,6 +211,7 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
     ridges = ridge / mass
     intercept = (mass @ y) / mass.sum() if center else torch.zeros_like(y[0])
     targets = y - intercept
+    generator = generator or seeded()
     spare = None
     for index in range(n_iter + 1):
         at_hand = kernel
@@ -206,18 +224,26 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
         system = System(points, at_hand, metric, ridges)
         with full_precision(x.device):
             solution = solve(system, targets, solver, spare=spare)
+        if solution.coef.dtype != x.dtype:
+            # float32 did not do: from here on everything is float64
+            x, y, points, mass, ridges, intercept, targets, metric = (
+                part.double()
+                for part in (x, y, points, mass, ridges, intercept, targets, metric)
+            )
+            weights = None if weights is None else weights.double()
+            system = System(points, at_hand, metric, ridges)
         machine = Machine(x, solution.coef, metric, at_hand, intercept)
         yield Iteration(
             index, machine, solution.solved, time.perf_counter() - started, system,
             solution, mass, y,
         )  # fmt: skip
         if isinstance(solution, DirectSolution):
-            # Its memory serves the next iteration, unless float64 had to be used.
-            usable = solution.solved.dtype == x.dtype
-            spare = solution.triangle if usable else None
+            spare = solution.triangle  # its memory serves the next iteration
         if index < n_iter:
             with full_precision(x.device):
-                metric = _updated(machine, system, weights, agop_samples, generator)
+                metric = _updated(
+                    machine, system, weights, agop_samples, generator, solver
+                )
 
 
 def _updated(
@@ -225,7 +251,8 @@ def _updated(
     system: System,
     weights: Tensor | None,
     agop_samples: int,
-    generator: torch.Generator | None,
+    generator: torch.Generator,
+    solver: Solver,
 ) -> Tensor:
     """The next metric; the present one where all gradients vanish."""
     rows, (left, right), share = system.points, system.sides, weights
@@ -234,9 +261,15 @@ def _updated(
         chosen = chosen.to(rows.device)
         rows, left = rows[chosen], left[chosen]
         share = None if weights is None else weights[chosen]
+    most = math.inf
+    if len(rows) * len(system.points) > _SMALL_SQUARE:
+        # "pairs" wants a square beside the solver's triangle
+        allowed = solver.memory_limit or available_bytes(rows.device)
+        most = allowed / (4 * rows.dtype.itemsize)
     update = centred_agop(
         rows, system.points, machine.coef, machine.kernel, (left, right),
         metric=machine.metric, weights=share, diagonal=machine.metric.ndim == 1,
+        most_entries=most,
     )  # fmt: skip
     trace = float(metric_diagonal(update).sum())
     if not 0 < trace < math.inf:
@@ -248,7 +281,11 @@ def _require_problem(
     x: Tensor, y: Tensor, ridge: float, n_iter: int, weights: Tensor | None
 ) -> None:
     callee = "recursions"
-    require(x.ndim == 2 and len(x) > 0, callee, "x", "of shape (n, d), n > 0", x)
+    require_table(callee, "x", x)
+    require(len(x) > 0, callee, "x", "of shape (n, d), n > 0", x)
+    for argument, value in {"x": x, "y": y}.items():
+        finite = bool(torch.isfinite(value).all())
+        require(finite, callee, argument, "finite", "NaN or infinity")
     require(y.ndim == 2 and len(y) == len(x), callee, "y", f"of shape ({len(x)}, k)", y)
     require(y.dtype == x.dtype, callee, "y", f"of the dtype of x, {x.dtype}", y)
     require(ridge > 0, callee, "ridge", "positive", ridge)

@@ -7,10 +7,11 @@ enter where they do in weighted least squares, so that a row of weight two is th
 as the row twice.
 
 :func:`solve` picks how. *Directly*, by a Cholesky factor in place of one triangle: in
-the dtype of the data first; if float32 leaves the matrix indefinite, or so nearly that
-digits are lost, again in float64; if that fails too, with a jitter on the diagonal,
-which is reported and warned about. *Iteratively*, where the triangle does not fit the
-memory that is allowed (:mod:`normalign.kernels.iterative`).
+the dtype of the data first; if float32 leaves the matrix indefinite, or coefficients
+so large that digits are lost, again in float64, in which the machine then stays
+(what large coefficients sum to is lost in float32, too); if that fails, with a jitter
+on the diagonal, which is reported and warned about. *Iteratively*, where the triangle
+does not fit the memory that is allowed (:mod:`normalign.kernels.iterative`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ __all__ = ["DirectSolution", "Solution", "Solved", "Solver", "System", "solve"]
 
 _NEVER_MIND = 1 << 26  # bytes for which nobody is asked what is free
 _LOST_DIGITS = 32  # a pivot of that many rounding errors has no digit left to trust
+_LOST_SHARE = 3e-4  # of the targets; ordinary tables have a tenth of it
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,15 @@ class Solver:
             "memory_limit",
             "a positive number of bytes, or None",
             self.memory_limit,
+        )
+        require(self.tolerance > 0, "Solver", "tolerance", "positive", self.tolerance)
+        require(self.max_steps >= 1, "Solver", "max_steps", "1 or more", self.max_steps)
+        require(
+            self.rank is None or (isinstance(self.rank, int) and self.rank >= 1),
+            "Solver",
+            "rank",
+            "an integer of 1 or more, or None",
+            self.rank,
         )
 
 
@@ -191,16 +202,40 @@ def _solve_directly(
 ) -> DirectSolution:
     n, dtype, device = len(system.points), system.points.dtype, system.points.device
     triangle = spare or Triangle(n, dtype=dtype, device=device)
+    found = None
     if _factorise(system, triangle):
-        return _finished(triangle, y, Solved("cholesky", dtype))
+        found = _finished(triangle, y, Solved("cholesky", dtype))
+        if dtype == torch.float64 or lost_share(found.coef, y) <= _LOST_SHARE:
+            return found
     doubled = direct_bytes(n, dtype=torch.float64, device=device)
     if dtype != torch.float64 and doubled <= limit:
-        del triangle, spare
-        system = system.to(torch.float64)
+        del triangle, spare, found
+        system, y = system.to(torch.float64), y.double()
         triangle = Triangle(n, dtype=torch.float64, device=device)
         if _factorise(system, triangle):
             return _finished(triangle, y, Solved("cholesky", torch.float64))
-    return _with_jitter(system, triangle, y)
+        found = None
+    if found is None:
+        return _with_jitter(system, triangle, y)
+    warnings.warn(
+        f"solve: coefficients are so large that rounding in float32 moves outputs by "
+        f"about {10 * lost_share(found.coef, y):.0e} of the targets, and float64 does "
+        "not fit memory_limit. Raise ridge or memory_limit.",
+        UserWarning,
+        stacklevel=2,
+    )
+    return found
+
+
+def lost_share(coef: Tensor, y: Tensor) -> float:
+    r"""How much of the targets rounding can move: :math:`\epsilon \|a\| / \|y\|_{rms}`.
+
+    Outputs are sums of coefficients times numbers in ``(0, 1]``, each right to a
+    rounding error; where coefficients are large and cancel, the errors do not. On
+    tables and kernels tried in float32, outputs were off by about ten times this.
+    """
+    size = y.square().mean(0).sqrt().max().clamp(min=torch.finfo(y.dtype).tiny)
+    return float(torch.finfo(y.dtype).eps * coef.norm(dim=0).max() / size)
 
 
 def _with_jitter(system: System, triangle: Triangle, y: Tensor) -> DirectSolution:
@@ -228,9 +263,7 @@ def _with_jitter(system: System, triangle: Triangle, y: Tensor) -> DirectSolutio
 
 
 def _finished(triangle: Triangle, y: Tensor, solved: Solved) -> DirectSolution:
-    right = y.to(solved.dtype, copy=True)
-    coef = triangle.solve_(right).to(y.dtype)
-    return DirectSolution(coef, solved, triangle)
+    return DirectSolution(triangle.solve_(y.clone()), solved, triangle)
 
 
 def _factorise(system: System, triangle: Triangle, *, jitter: float = 0.0) -> bool:
