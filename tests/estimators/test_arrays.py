@@ -26,6 +26,24 @@ def test_a_tensor_with_a_graph_or_in_bfloat16_is_read_without_its_graph():
     assert tensor.requires_grad
 
 
+def test_views_that_are_negated_only_when_read_are_read():
+    numbers = torch.complex(torch.ones(2), torch.ones(2)).conj().imag
+    assert numbers.is_neg()
+    np.testing.assert_array_equal(as_numpy(numbers), [-1.0, -1.0])
+    assert as_numpy(torch.complex(torch.ones(2), torch.ones(2)).conj())[0] == 1 - 1j
+
+
+def test_values_under_a_mask_are_never_seen():
+    masked = np.ma.masked_equal(np.array([1, 2], dtype=np.int8), 2)
+    np.testing.assert_array_equal(as_numpy(masked), [1.0, np.nan])
+    single = as_numpy(np.ma.masked_equal(np.float32([1, 2]), 2))
+    assert single.dtype == np.float32
+    np.testing.assert_array_equal(single, [1.0, np.nan])
+    words = as_numpy(np.ma.array(["a", "b"], mask=[False, True]))
+    assert words.tolist() == ["a", None]
+    assert as_numpy(np.ma.array([1, 2])).tolist() == [1, 2]
+
+
 @pytest.mark.parametrize("device", STRICT_DEVICES)
 def test_any_array_of_the_standard_goes_to_numpy_and_back(device):
     values = strict(np.array([1.0, 2.0]), device)
@@ -183,6 +201,31 @@ def test_nothing_given_by_the_caller_is_changed_or_shared():
 def test_wrong_weights_are_refused(weights, words):
     with pytest.raises(ValueError, match=f"fit: sample_weight must be .*{words}"):
         checked_weights("fit", weights, 3)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        np.ones(3) + 1j,
+        torch.ones(3) + 1j,
+        ["1", "2", "3"],
+        np.array([1, "2", 3], dtype=object),
+        np.arange(3).astype("m8[D]"),
+    ],
+    ids=["complex", "complex tensor", "texts", "objects", "durations"],
+)
+def test_weights_that_are_no_real_numbers_are_refused(weights):
+    with pytest.raises(TypeError, match="fit: sample_weight must be real numbers"):
+        checked_weights("fit", weights, 3)
+
+
+def test_a_weight_under_a_mask_or_missing_is_no_weight():
+    for weights in (
+        np.ma.masked_equal([1.0, 2.0], 2),
+        pd.Series([1, pd.NA], dtype="Int64"),
+    ):
+        with pytest.raises(ValueError, match="finite and not negative"):
+            checked_weights("fit", weights, 2)
 
 
 def test_weights_may_be_a_tensor_or_one_number():

@@ -23,7 +23,7 @@ from torch import nn
 from torch.func import jacrev, vmap
 
 from normalign import local_geometry
-from normalign.estimators import as_torch
+from normalign.estimators import RFMRegressor, as_torch
 
 RNG = np.random.default_rng(0)
 D = 4
@@ -336,3 +336,16 @@ def test_one_vs_rest_over_a_perceptron_is_refused():
     model = fitted(OneVsRestClassifier(MLPClassifier(**MLP_LAYERS)), *TABLES[3])
     with pytest.raises(ValueError, match="over classifiers with a decision_function"):
         as_torch(model)
+
+
+def test_a_machine_fitted_around_an_outlier_is_its_module():
+    rng = np.random.default_rng(6)
+    inputs = rng.normal(size=(300, 3))
+    targets = np.sin(2 * inputs[:, 1])
+    inputs[0, 0] = 1e8
+    machine = RFMRegressor(dtype="float64", n_iter=1).fit(inputs, targets)
+    at = np.concatenate([rng.normal(size=(20, 3)), inputs[:5]])
+    # half the digits of a distance near a center, in either
+    np.testing.assert_allclose(
+        outputs(as_torch(machine), at)[:, 0], machine.predict(at), atol=1e-6
+    )

@@ -147,7 +147,6 @@ def test_pandas_missing_values_are_missing_values():
         pd.Series(["a"] * N, dtype=object),
         pd.Series(["1.5"] * N, dtype=object),
         pd.Series(["a"] * N, dtype="category"),
-        pd.Series(pd.date_range("2020-01-01", periods=N)),
     ],
     ids=lambda column: str(column.dtype),
 )
@@ -158,8 +157,61 @@ def test_columns_that_are_no_numbers_are_named_with_what_encodes_them(column):
         RFMClassifier().fit(frame, WORDS)
 
 
+@pytest.mark.parametrize("dtype", ["M8[ns]", "M8[ns, UTC]", "period[D]", object])
+def test_dates_are_named_with_advice_that_holds(dtype):
+    days = pd.Series(pd.date_range("2020-01-01", periods=N, tz="UTC"))
+    if dtype != "M8[ns, UTC]":
+        days = days.dt.tz_localize(None)
+    days = days.dt.to_period("D") if dtype == "period[D]" else days.astype(dtype)
+    words = (
+        r"X must be numbers, got 'day' \(.*\)\. Turn dates into numbers \(.*first\.$"
+    )
+    with pytest.raises(ValueError, match=words):
+        RFMClassifier().fit(pd.DataFrame(X).assign(day=days), WORDS)
+
+
+def test_values_under_a_mask_are_missing():
+    masked = np.ma.masked_greater(X, 2)
+    assert masked.mask.any()
+    with pytest.raises(ValueError, match=f"NaN in {masked.mask.sum()} places"):
+        RFMClassifier().fit(masked, WORDS)
+    whole = RFMClassifier(n_iter=0).fit(np.ma.array(X), WORDS)
+    plain = RFMClassifier(n_iter=0).fit(X, WORDS)
+    np.testing.assert_array_equal(whole.predict(FRESH), plain.predict(FRESH))
+
+
+def test_objects_that_are_missing_are_named_as_such():
+    table = X.astype(object)
+    table[4, 1] = pd.NA
+    for given_table in (table, pd.DataFrame(table)):
+        with pytest.raises(ValueError, match="NaN in 1 places, in the columns 1"):
+            RFMRegressor().fit(given_table, NUMBERS)
+
+
+def test_objects_that_are_no_values_are_refused():
+    table = X.astype(object)
+    table[4, 1] = {}
+    with pytest.raises(
+        TypeError, match=HOUSE + ".*argument must be a string or a real"
+    ):
+        RFMRegressor().fit(table, NUMBERS)
+
+
+def test_tensors_without_values_are_refused():
+    with pytest.raises(TypeError, match=HOUSE):
+        RFMRegressor().fit(torch.as_tensor(X).to("meta"), NUMBERS)
+
+
+def test_columns_of_one_name_are_refused():
+    frame = pd.DataFrame(X, columns=list("abca"))
+    with pytest.raises(ValueError, match=HOUSE) as caught:
+        RFMRegressor().fit(frame, NUMBERS)
+    assert "'a' more than once" in str(caught.value)
+
+
 def test_arrays_of_texts_are_refused():
-    for table in (X.astype(str), X.astype(str).astype(object)):
+    words = X.astype(str)
+    for table in (words, words.astype(object), words.tolist()):
         with pytest.raises(ValueError, match="make_tabular_pipeline"):
             RFMClassifier().fit(table, WORDS)
 
@@ -170,13 +222,15 @@ def test_arrays_of_texts_are_refused():
         sparse.csr_array(X),
         sparse.coo_matrix(X),
         torch.as_tensor(X).to_sparse(),
+        pd.DataFrame(X).astype(pd.SparseDtype(float)),
+        pd.DataFrame(X).astype(pd.SparseDtype(float, 0.0)),
     ],
     ids=lambda table: type(table).__name__,
 )
 def test_sparse_tables_are_refused_with_the_remedy(table):
-    with pytest.raises(TypeError, match=HOUSE + ".*toarray"):
+    with pytest.raises(TypeError, match=HOUSE + r".*(toarray|to_dense)"):
         RFMRegressor().fit(table, NUMBERS)
-    with pytest.raises(TypeError, match="toarray"):
+    with pytest.raises(TypeError, match=r"toarray|to_dense"):
         RFMRegressor(n_iter=0).fit(X, NUMBERS).predict(table)
 
 
@@ -320,6 +374,7 @@ def test_a_second_fit_forgets_the_first_one():
         ({"validation_fraction": 1e-9}, "rows remain on both sides"),
         ({"time_limit_s": 0}, "time_limit_s must be"),
         ({"agop_samples": 0}, "agop_samples must be 1 or more"),
+        ({"n_jobs": 0}, "n_jobs must be a number of workers"),
     ],
     ids=str,
 )
@@ -339,6 +394,9 @@ def test_values_that_make_no_machine_are_refused(settings, words):
         {"diagonal": "yes"},
         {"center": None},
         {"agop_samples": 1e4},
+        {"n_jobs": "a"},
+        {"n_jobs": 1.5},
+        {"verbose": "no"},
         {"identity_weight": [0.5]},
     ],
     ids=str,

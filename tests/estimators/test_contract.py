@@ -186,6 +186,28 @@ def test_integer_and_boolean_labels_come_back_as_they_were():
     assert RFMClassifier().fit(X, pd.Series(WORDS)).predict(FRESH)[0] in WORDS
 
 
+@pytest.mark.parametrize("labels", [CODES > 1, CODES, CODES.astype(float), WORDS])
+def test_labels_that_are_objects_are_fitted_and_scored_as_what_they_are(labels):
+    plain = RFMClassifier(n_iter=0).fit(X, labels)
+    objects = labels.astype(object)
+    machine = RFMClassifier(n_iter=0).fit(X, objects)
+    assert machine.score(X, objects) == plain.score(X, labels)
+    np.testing.assert_array_equal(machine.predict(FRESH), plain.predict(FRESH))
+
+
+def test_label_columns_of_different_kinds_come_back_as_they_were():
+    labels = pd.DataFrame({"code": CODES, "word": WORDS})
+    machine = RFMClassifier(n_iter=0, ridge=1e-6).fit(X, labels)
+    found = machine.predict(X)
+    assert found.tolist() == labels.to_numpy().tolist()
+    assert {type(value) for value in found[:, 0]} == {int}
+
+
+def test_parts_may_be_of_one_row():
+    machine = RFMRegressor(max_leaf_size=1, n_iter=0, random_state=0)
+    assert machine.fit(X[:12], NUMBERS[:12]).score(X[:12], NUMBERS[:12]) > 0.99
+
+
 def test_one_against_the_rest_has_a_torch_form_too():
     fitted = OneVsRestClassifier(RFMClassifier(n_iter=1)).fit(X, WORDS)
     found = as_torch(fitted)(torch.as_tensor(FRESH)).detach()

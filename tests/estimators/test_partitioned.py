@@ -4,6 +4,7 @@ import dataclasses
 import os
 import pickle
 import time
+from multiprocessing.pool import ThreadPool
 
 import joblib
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 from sklearn.utils.estimator_checks import check_estimator
 
-from normalign.estimators import RFAMRegressor, RFMClassifier
+from normalign.estimators import RFAMRegressor, RFMClassifier, RFMRegressor
 from normalign.estimators.blended import BlendedMachine, assembled
 from normalign.estimators.leaves import Clock, LeafJob, Recipe, fit_leaf, shared_threads
 from normalign.estimators.partitioned import fit_partitioned, merged
@@ -138,11 +139,14 @@ def test_outputs_are_continuous_across_cells():
 def test_merged_rows_have_mean_targets_and_summed_weights():
     x = np.array([[1.0, 2.0], [0.0, -0.0], [1.0, 2.0], [0.0, 0.0]])
     y = np.array([[1.0], [5.0], [4.0], [5.0]])
-    found = merged(x, y, np.array([1.0, 2.0, 2.0, 3.0]))
+    found, units = merged(x, y, np.array([1.0, 2.0, 2.0, 3.0]))
     order = found[0][:, 0].argsort()
     assert found[0][order].tolist() == [[0.0, 0.0], [1.0, 2.0]]
     assert found[1][order].tolist() == [[5.0], [3.0]]
     assert found[2][order].tolist() == [5.0, 3.0]
+    own = units.of(order[1:])  # of the row with two answers
+    assert own.targets.tolist() == [[1.0], [4.0]]
+    assert own.weights.tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("rule", ["fixed", "median"])
@@ -184,6 +188,58 @@ def test_left_out_outputs_are_those_of_fits_without_the_row():
         np.testing.assert_allclose(
             outputs(without, x[row : row + 1], recipe)[0], output, rtol=1e-8
         )
+
+
+def test_a_repeated_row_is_left_out_with_its_own_answer():
+    x, y = rows(30)
+    x, y = x.repeat(2, 0), y.repeat(2, 0)
+    y[1::2] += np.random.default_rng(1).normal(size=(30, 2))
+    weights = np.tile([1.0, 1.0, 1.0, 0.5], 15)
+    recipe = dataclasses.replace(RECIPE, n_iter=0)
+    fitted = fit_partitioned(
+        x, y, weights, recipe=recipe, max_leaf_size=60, n_left_out=60
+    )
+    assert len(fitted.left_out.outputs) == 60
+    for output, target, weight in zip(*fitted.left_out, strict=True):
+        row = int(np.flatnonzero((y == target).all(1))[0])
+        assert weights[row] == weight
+        kept = np.arange(60) != row
+        without = fit_leaf(LeafJob(recipe, x[kept], y[kept], weights[kept], seed=0))
+        distances = np.linalg.norm(x[row] - x[kept], axis=1)
+        wanted = np.exp(-distances / 5.0) @ without.coef
+        # the merged system and the unmerged one, 60 rows of which half are equal
+        np.testing.assert_allclose(output, wanted, rtol=1e-7)
+
+
+def test_noisy_labels_of_repeated_rows_are_calibrated_alike_in_parts():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 3)).repeat(2, 0)
+    labels = (x[:, 0] + rng.normal(size=400) > 0).astype(int)
+    whole = RFMClassifier(n_iter=1).fit(x, labels)
+    parts = RFMClassifier(n_iter=1, max_leaf_size=399).fit(x, labels)
+    assert len(parts.leaves_["bandwidths"]) == 1
+    # one system with equal rows merged: its answers agree to about 1e-9
+    np.testing.assert_allclose(parts.temperature_, whole.temperature_, rtol=1e-6)
+
+
+@pytest.mark.parametrize("n_iter", [0, 1])
+def test_a_leaf_that_needs_double_precision_keeps_it(n_iter):
+    x, y = rows(300)
+    # a ridge far below what float32 can see beside a diagonal of ones
+    recipe = dataclasses.replace(
+        RECIPE, kernel=Gaussian(5.0), ridge=1e-10, n_iter=n_iter, dtype=torch.float32
+    )
+    fitted = fit_partitioned(x, y, recipe=recipe, max_leaf_size=100)
+    assert fitted.leaves[0].solved["dtype"] == "float64"
+    assert fitted.arrays["coef"].dtype == fitted.x_fit.dtype == np.float64
+    assert fitted.machine(recipe.kernel, dtype=torch.float32).dtype == torch.float64
+    fine = dataclasses.replace(recipe, dtype=torch.float64)
+    wanted = fit_partitioned(x, y, recipe=fine, max_leaf_size=100)
+    at = rows(100, seed=1)[0]
+    # float32 has a part in the cuts, and so in the blend
+    np.testing.assert_allclose(
+        outputs(fitted, at, fine), outputs(wanted, at, fine), atol=0.05 * y.std()
+    )
 
 
 def test_left_out_outputs_of_many_leaves_predict_worse_than_the_fit_but_well():
@@ -323,6 +379,24 @@ def test_jobs_that_overlap_in_one_process_restore_its_threads():
         torch.set_num_threads(before)
 
 
+def test_a_threading_backend_leaves_the_threads_to_come_as_they_were():
+    before, x = torch.get_num_threads(), rows(120)[0]
+    try:
+        torch.set_num_threads(4)
+        for _ in range(2):
+            with joblib.parallel_config("threading", n_jobs=2), ThreadPool(2) as pool:
+                machine = RFMRegressor(n_iter=2, max_leaf_size=20, n_jobs=2)
+                machine.fit(x, x[:, 0])
+                # threads that stay between jobs, as the workers of a cluster do
+                pool.map(threads_of, [10**6] * 20)
+                assert set(pool.map(threads_of, [1] * 20)) == {4}
+            with ThreadPool(1) as fresh:
+                assert fresh.apply(torch.get_num_threads) == 4
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_memory_is_divided_among_workers():
     solver = dataclasses.replace(RECIPE.solver, memory_limit=1000)
     recipe = dataclasses.replace(RECIPE, solver=solver)
@@ -387,7 +461,8 @@ def test_leaves_of_one_row_interpolate():
     fitted = fit_partitioned(x, y, recipe=recipe, max_leaf_size=1)
     assert np.diff(fitted.arrays["offsets"]).max() == 1
     # The only row of each leaf, whose gate there is 1; the ridge is 1e-9 of k(x, x).
-    np.testing.assert_allclose(outputs(fitted, fitted.x_fit), merged(x, y, None)[1])
+    (_, wanted, _), _ = merged(x, y, None)
+    np.testing.assert_allclose(outputs(fitted, fitted.x_fit), wanted)
 
 
 def test_a_constant_target_is_predicted():

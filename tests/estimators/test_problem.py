@@ -47,10 +47,10 @@ def test_the_score_of_numbers_is_their_weighted_r_squared():
     assert found == pytest.approx(wanted)
 
 
-def test_a_constant_target_is_scored_by_its_error():
+def test_a_constant_target_is_scored_as_one_of_unit_variance():
     score, constant = Score((), np.zeros(1)), torch.zeros(3, 1)
-    assert score(constant, constant, torch.ones(3)) == 0
-    assert score(constant + 2, constant, torch.ones(3)) == pytest.approx(-4)
+    assert score(constant, constant, torch.ones(3)) == 1
+    assert score(constant + 2, constant, torch.ones(3)) == pytest.approx(-3)
 
 
 @given(st.integers(0, 2**31), st.floats(0.1, 0.9), st.integers(2, 5))
@@ -78,6 +78,24 @@ def test_too_few_rows_to_keep_any_apart_are_refused():
     alone = problem(numbers("fit", [1.0]))
     with pytest.raises(ValueError, match="rows remain on both sides"):
         held_out_rows("fit", alone, 0.5, 0)
+
+
+def test_targets_whose_coefficients_would_be_infinite_are_refused():
+    problem(numbers("fit", [1e250, 0.0])).require_sizes("fit")
+    with pytest.raises(ValueError, match="fit: y must be of absolute values up to"):
+        problem(numbers("fit", [1e308, -1e308])).require_sizes("fit")
+
+
+def test_the_smallest_target_that_varies_is_measured_by_the_largest():
+    targets = np.array([[1.0, 5.0, 3e-20], [-1.0, 5.0, -1e-20]])
+    assert problem(numbers("fit", targets)).target_share == pytest.approx(2e-20)
+    assert problem(numbers("fit", targets[:, 1])).target_share == 1
+
+
+def test_the_mean_target_is_finite_whatever_the_weights():
+    weights = np.array([1e200, 3e200])
+    huge = problem(numbers("fit", [1e240, -1e240]), weights)
+    np.testing.assert_allclose(huge.intercept, -5e239)
 
 
 def test_rows_of_a_problem_stay_in_its_frame():

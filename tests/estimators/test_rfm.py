@@ -281,6 +281,87 @@ def test_a_machine_fitted_on_a_gpu_agrees_with_one_fitted_here():
     assert there.decision_function(tensor).device.type == "cuda"
 
 
+def wide_table(kind, n=1200):
+    rng = np.random.default_rng(4)
+    table = rng.normal(size=(n, 4))
+    y = np.sin(2 * table[:, 1]) + table[:, 2]
+    if kind == "outlier":
+        table[0, 0] = 1e8
+    else:
+        table[:, 0] = 300.0 * rng.integers(0, 2, size=n)
+    return table, y
+
+
+@pytest.mark.parametrize("kind", ["outlier", "clusters"])
+def test_a_table_that_float32_would_blur_is_fitted_in_float64(kind):
+    table, y = wide_table(kind)
+    machine = RFMRegressor(n_iter=1).fit(table[:1100], y[:1100])
+    assert machine.dtype_ == "float64"
+    x, targets = torch.as_tensor(table[:1100]), torch.as_tensor(y[:1100])[:, None]
+    shift = targets.mean()
+    metric, coef = transcription.rfm(x, targets - shift, n_iter=1, exact=True)[-1]
+    held = torch.as_tensor(table[1100:])
+    wanted = transcription.outputs(held, x, coef, metric, exact=True) + shift
+    # squares of 300 in float64 leave 1e-10 of a distance, the outlier's stay its own
+    np.testing.assert_allclose(machine.predict(held), wanted[:, 0], atol=1e-5)
+
+
+def test_float32_by_force_warns_where_it_blurs_the_table():
+    table, y = wide_table("clusters", n=200)
+    with pytest.warns(UserWarning, match='RFMRegressor: .*Set dtype="float64", or sc'):
+        RFMRegressor(dtype="float32", n_iter=0).fit(table, y)
+    RFMRegressor(dtype="float64", n_iter=0).fit(table, y)
+    product = RFMRegressor(dtype="float32", n_iter=0, kernel="product_laplace")
+    product.fit(table, y)  # which takes no squares
+
+
+def test_where_single_precision_does_not_do_the_machine_is_in_double():
+    settings = {"kernel": "gaussian", "ridge": 1e-10, "n_iter": 2}
+    machine = RFMRegressor(dtype="float32", **settings).fit(X, NUMBERS)
+    fine = RFMRegressor(dtype="float64", **settings).fit(X, NUMBERS)
+    assert machine.solver_dtype_ == machine.dtype_ == "float64"
+    assert machine.metric_.dtype == np.float64
+    assert machine._model()[0].coef.dtype is torch.float64
+    # rows enter unrounded, so from the first iteration on it is the same machine
+    np.testing.assert_allclose(machine.predict(FRESH), fine.predict(FRESH), rtol=1e-6)
+    np.testing.assert_allclose(machine.jacobian(X), fine.jacobian(X), atol=1e-5)
+    module = as_torch(machine)
+    np.testing.assert_allclose(
+        module(torch.as_tensor(FRESH))[:, 0], machine.predict(FRESH), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("solver", ["cholesky", "cg"])
+def test_targets_of_very_different_sizes_are_all_learned(solver):
+    rng = np.random.default_rng(5)
+    table = rng.normal(size=(1100, 3))
+    y = np.stack([np.sin(table[:, 0]), table[:, 1]], axis=1)
+    settings = {"n_iter": 0, "ridge": 0.1, "solver": solver}
+    plain = RFMRegressor(dtype="float64", **settings).fit(table, y)
+    mixed = RFMRegressor(**settings).fit(table, y * [1.0, 1e-60])
+    assert mixed.dtype_ == "float64"
+    # conjugate gradients stop at a relative residual of 1e-4
+    np.testing.assert_allclose(
+        mixed.predict(table) * [1.0, 1e60], plain.predict(table), atol=1e-3
+    )
+
+
+def test_targets_near_the_end_of_the_numbers_are_refused_or_learned():
+    with pytest.raises(ValueError, match="RFMRegressor: y must be of absolute values"):
+        RFMRegressor().fit(X, 1e308 * np.sign(NUMBERS))
+    plain, large = (RFMRegressor().fit(X, s * NUMBERS) for s in (1.0, 1e249))
+    np.testing.assert_allclose(
+        large.predict(FRESH) / 1e249, plain.predict(FRESH), rtol=1e-9
+    )
+
+
+def test_rows_that_vanish_beside_an_outlier_are_refused():
+    table = X.copy()
+    table[0, 0] = 1e180
+    with pytest.raises(ValueError, match="without rows beside which"):
+        RFMRegressor(bandwidth_rule="median", bandwidth=1.0).fit(table, NUMBERS)
+
+
 def test_single_precision_agrees_with_double_up_to_its_digits():
     rng = np.random.default_rng(3)
     table = rng.normal(size=(1200, 5))

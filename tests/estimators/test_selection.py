@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 
 import joblib
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.exceptions import UndefinedMetricWarning
 from sklearn.metrics import accuracy_score, get_scorer, log_loss, r2_score
 from sklearn.model_selection import GroupKFold, KFold, StratifiedKFold
 from sklearn.pipeline import make_pipeline
@@ -109,6 +111,103 @@ def test_a_scoring_function_of_ones_own_is_used():
         RFAMRegressor, splits, NUMBERS, scorer=size_of_error, random_state=0
     )
     agree(machine, found)
+
+
+@pytest.mark.parametrize("unit", [1e-12, 1e-3, 1e3, 1e12])
+@pytest.mark.parametrize("cv", [7, 20])
+def test_the_units_of_the_targets_do_not_matter_to_the_choice(unit, cv):
+    table, y = X[:21], NUMBERS[:21]
+    cv = [([j for j in range(21) if j not in rows], rows) for rows in parts(cv)]
+    plain = RFAMRegressorCV(**SMALL, cv=cv, random_state=0).fit(table, y)
+    scaled = clone(plain).fit(table, unit * y)
+    assert scaled.best_params_ == plain.best_params_
+    np.testing.assert_allclose(
+        scaled.cv_results_["mean_test_score"],
+        plain.cv_results_["mean_test_score"],
+        rtol=1e-7,  # the condition of K + ridge times the rounding of the unit
+    )
+
+
+def parts(n_parts):
+    """Rows of parts of one row each, and of a last one with all that are left."""
+    return [[j] for j in range(n_parts - 1)] + [list(range(n_parts - 1, 21))]
+
+
+def test_single_rows_are_scored_by_the_variance_of_all():
+    table, y = X[:15], NUMBERS[:15]
+    machine = RFAMRegressorCV(
+        ridges=(0.1,), identity_weights=(1.0,), n_iter=0, cv=15, random_state=0
+    ).fit(table, y)
+    errors = []
+    for row in range(15):
+        rest = np.arange(15) != row
+        other = RFAMRegressor(**machine.best_params_).fit(table[rest], y[rest])
+        errors.append((other.predict(table[[row]])[0] - y[row]) ** 2)
+    assert machine.best_score_ == pytest.approx(1 - np.mean(errors) / y.var())
+
+
+def sometimes_missing(machine, x, y):
+    return np.nan if machine.ridge == 0.01 else r2_score(y, machine.predict(x))
+
+
+def test_a_candidate_with_a_missing_score_is_never_chosen():
+    machine = RFAMRegressorCV(**SMALL, cv=2, scoring=sometimes_missing, random_state=0)
+    with pytest.warns(UserWarning, match="RFAMRegressorCV: 12 test scores are not fin"):
+        machine.fit(X, NUMBERS)
+    assert machine.ridge_ == 1.0
+    assert np.isfinite(machine.best_score_)
+    missing = np.isnan(machine.cv_results_["mean_test_score"])
+    assert missing.sum() == 6
+    assert machine.cv_results_["rank_test_score"][missing].tolist() == [7] * 6
+
+
+def test_minus_infinity_is_a_better_score_than_none():
+    def odd(machine, x, y):
+        return np.nan if machine.ridge == 1.0 else -np.inf
+
+    machine = RFAMRegressorCV(**SMALL, cv=2, scoring=odd, random_state=0)
+    with pytest.warns(UserWarning, match="24 test scores are not finite"):
+        machine.fit(X, NUMBERS)
+    assert machine.ridge_ == 0.01
+
+
+def test_a_search_without_any_score_is_refused():
+    machine = RFAMRegressorCV(
+        **SMALL, cv=2, scoring=lambda machine, x, y: np.nan, random_state=0
+    )
+    before = dict(vars(machine))
+    with pytest.raises(ValueError, match="RFAMRegressorCV: scoring must be such that"):
+        machine.fit(X, NUMBERS)
+    assert vars(machine) == before
+
+
+@pytest.mark.parametrize("scoring", ["neg_log_loss", "roc_auc_ovr"])
+def test_a_class_that_a_scorer_cannot_do_without_is_spoken_of(scoring):
+    y = np.array(["common"] * 45 + ["other"] * 43 + ["rare"] * 2)
+    machine = RFAMClassifierCV(**SMALL, cv=5, scoring=scoring, random_state=0)
+    words = r"^RFAMClassifierCV: scoring must be .*, got one that says: .*fewer folds"
+    with warnings.catch_warnings():
+        # what the ROC curve cannot be made of is a warning and NaN
+        warnings.simplefilter("ignore", UndefinedMetricWarning)
+        with pytest.raises(ValueError, match=words):
+            machine.fit(X, y)
+
+
+@pytest.mark.parametrize(
+    "scoring", ["neg_max_error", lambda machine, x, y: 0.0], ids=["name", "callable"]
+)
+def test_a_scorer_that_takes_no_weights_is_refused_with_weights(scoring):
+    machine = RFAMRegressorCV(**SMALL, cv=2, scoring=scoring)
+    words = "RFAMRegressorCV: scoring must be a scorer that takes sample_weight"
+    with pytest.raises(TypeError, match=words):
+        machine.fit(X, NUMBERS, WEIGHTS)
+
+
+def test_label_columns_of_different_kinds_are_searched_over():
+    two = np.stack([WORDS.astype(object), (X[:, 1] > 0).astype(object)], axis=1)
+    machine = RFAMClassifierCV(**SMALL, cv=2, random_state=0).fit(X, two)
+    assert machine.best_score_ > 0.5
+    assert [part.dtype.kind for part in machine.classes_] == ["O", "b"]
 
 
 @pytest.mark.parametrize(("kind", "plain"), KINDS)
@@ -346,6 +445,12 @@ def test_skops_trusts_what_was_fitted():
         ({"ridges": (0.0,)}, ValueError, "ridges must be positive"),
         ({"ridges": "large"}, TypeError, "ridges must be a sequence of numbers"),
         ({"ridges": 1.0}, TypeError, "ridges must be a sequence of numbers"),
+        ({"ridges": iter([1.0])}, TypeError, "ridges must be a sequence of numbers"),
+        ({"ridges": np.array(1.0)}, TypeError, "ridges must be a sequence of numbers"),
+        ({"scoring": ["r2"]}, TypeError, "RFAMRegressorCV: scoring must be one name"),
+        ({"scoring": "r3"}, ValueError, "RFAMRegressorCV: scoring must be .*'r3'"),
+        ({"scoring": r2_score}, ValueError, "scoring must be .*make_scorer"),
+        ({"scoring": lambda *_: {}}, TypeError, "scoring must be .* one number for"),
         ({"identity_weights": (2.0,)}, ValueError, r"identity_weights must be in \[0"),
         ({"identity_weights": (True,)}, TypeError, "a sequence of numbers"),
         ({"cv": 1}, ValueError, "RFAMRegressorCV: cv must be at least 2 folds"),

@@ -1,8 +1,12 @@
+import datetime
 import pickle
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from scipy import sparse
 from sklearn import config_context
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
@@ -55,7 +59,7 @@ def test_every_column_becomes_finite_numbers_of_unit_size():
     there = np.arange(N) != 3
     np.testing.assert_array_equal(rome[there], (CITY == "Rome")[there])
     assert "categories__city_<missing>" in names
-    assert "categories__member_True" in names
+    assert "categories__member_1" in names
     assert sum(name.startswith("numbers__") for name in names) == 2
 
 
@@ -138,6 +142,110 @@ def test_dates_are_refused_by_name():
         make_tabular_pipeline(RFMClassifier()).fit(frame, LABEL)
 
 
+@pytest.mark.parametrize(
+    "days",
+    [
+        pd.Series(list(pd.date_range("2020-01-01", periods=N)), dtype=object),
+        pd.Series([datetime.date(2020, 1, 1)] * N, dtype=object),
+        pd.Series(pd.period_range("2020-01-01", periods=N)),
+        pd.Series(pd.timedelta_range("1 day", periods=N)),
+    ],
+    ids=["timestamps", "dates", "periods", "durations"],
+)
+def test_dates_in_any_dress_are_no_categories(days):
+    pipeline = make_tabular_pipeline(RFMClassifier())
+    with pytest.raises(ValueError, match=r"column 'day' .* Turn dates into numbers"):
+        pipeline.fit(TABLE.assign(day=days), LABEL)
+
+
+def test_complex_columns_get_advice_of_their_own():
+    frame = TABLE.assign(wave=np.full(N, 1j))
+    with pytest.raises(ValueError, match=r"'wave' must .* the imaginary part\.$"):
+        make_tabular_pipeline(RFMClassifier()).fit(frame, LABEL)
+
+
+def test_decimals_are_numbers():
+    prices = [Decimal(j) / 4 for j in range(N - 1)] + [None]
+    exact = pd.DataFrame({"price": pd.Series(prices, dtype=object)})
+    rounded = exact.astype(float)
+    pipeline = make_tabular_pipeline(RFMRegressor()).fit(exact, AGE)
+    names = list(pipeline[:-1].get_feature_names_out())
+    assert names == ["numbers__price"]
+    np.testing.assert_array_equal(pipeline.predict(exact), pipeline.predict(rounded))
+
+
+def indicators(pipeline, frame):
+    return pipeline[:-1].transform(frame).tolist()
+
+
+@pytest.mark.parametrize(
+    ("seen", "later"),
+    [
+        (pd.Categorical([1, 2, 1]), [1.0, 2.0, np.nan]),
+        (pd.Categorical([1, 2, 1]), pd.Categorical([1.0, 2.0, np.nan])),
+        (np.array([1, 2, 1]), np.array([1.0, 2.0, np.nan])),
+        (np.array([1.0, 2.0, np.nan]), pd.array([1, 2, pd.NA], dtype="Int64")),
+        (np.array([1, 2, 1]), np.array([1, 2, None], dtype=object)),
+        (np.array([1, 2, 1]), np.array([Decimal(1), Decimal("2.0"), None])),
+        (np.array([1, 2, 1]), np.array(["1", "2", None], dtype=object)),
+        (np.array([1.5, 2.5, 1.5]), np.array([1.5, 2.5, np.nan], dtype=np.float32)),
+    ],
+    ids=lambda values: str(getattr(values, "dtype", "list")),
+)
+def test_a_code_is_the_same_category_however_it_is_stored(seen, later):
+    pipeline = make_tabular_pipeline(RFMRegressor(), categorical=["code"])
+    pipeline.fit(pd.DataFrame({"code": seen}), [1.0, 2.0, 1.0])
+    found = indicators(pipeline, pd.DataFrame({"code": later}))
+    width = len(found[0])  # one more where the missing one is a category itself
+    assert found[:2] == np.eye(width)[:2].tolist()
+    assert found[2] == (np.eye(3)[2].tolist() if width == 3 else [0.0, 0.0])
+
+
+def test_booleans_and_the_integers_they_are_stored_as_are_one_category():
+    pipeline = make_tabular_pipeline(RFMRegressor(), categorical=["flag"])
+    pipeline.fit(pd.DataFrame({"flag": [True, False, True]}), [1.0, 2.0, 1.0])
+    for later in ([1, 0, 1], [1.0, 0.0, 1.0], np.array([True, False, 1], dtype=object)):
+        found = indicators(pipeline, pd.DataFrame({"flag": later}))
+        assert found == [[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]
+
+
+def test_what_is_masked_is_missing():
+    masked = np.ma.array(np.column_stack([AGE, AGE]), mask=False)
+    masked[3, 0] = np.ma.masked
+    holes = np.column_stack([AGE, AGE])
+    holes[3, 0] = np.nan
+    pipeline = make_tabular_pipeline(RFMRegressor()).fit(masked, AGE)
+    other = make_tabular_pipeline(RFMRegressor()).fit(holes, AGE)
+    np.testing.assert_array_equal(
+        indicators(pipeline, masked), indicators(other, holes)
+    )
+    assert as_texts(masked[3:4, :1]).tolist() == [["<missing>"]]
+
+
+def test_tensors_and_texts_of_variable_width_are_tables():
+    table = np.column_stack([AGE, AGE**2])
+    plain = make_tabular_pipeline(RFMRegressor()).fit(table, AGE)
+    found = make_tabular_pipeline(RFMRegressor()).fit(torch.as_tensor(table), AGE)
+    np.testing.assert_allclose(
+        found.predict(torch.as_tensor(table)), plain.predict(table),
+        rtol=1e-12,  # sums over another layout of the same numbers
+    )  # fmt: skip
+    words = CITY[:, None].astype(np.dtypes.StringDType())
+    pipeline = make_tabular_pipeline(RFMClassifier()).fit(words, LABEL)
+    assert pipeline[:-1].transform(words).shape == (N, 3)
+
+
+def test_values_that_a_numeric_column_cannot_hold_are_refused_at_predict():
+    frame = pd.DataFrame({"age": AGE, "size": AGE})
+    pipeline = make_tabular_pipeline(RFMRegressor(n_iter=0)).fit(frame, AGE)
+    words = frame.astype(object)
+    words.loc[2, "size"] = "large"
+    with pytest.raises(ValueError, match=r"^make_tabular_pipeline: X must .*'large'"):
+        pipeline.predict(words)
+    with pytest.raises(ValueError, match=r"got inf in 1 places, in \['size'\]"):
+        pipeline.predict(frame.assign(size=np.where(AGE[2] == AGE, np.inf, AGE)))
+
+
 def test_it_is_cloned_searched_and_pickled_like_any_pipeline():
     pipeline = clone(make_tabular_pipeline(RFMClassifier(n_iter=0)))
     search = GridSearchCV(pipeline, {"machine__ridge": [1e-3, 1.0]}, cv=2)
@@ -156,6 +264,10 @@ def test_wrong_arguments_are_refused():
         make_tabular_pipeline(RFMClassifier)
     with pytest.raises(ValueError, match="max_categories must be 2 or more, got 1"):
         make_tabular_pipeline(RFMClassifier(), max_categories=1)
+    with pytest.raises(TypeError, match="max_categories must be an integer, got 'a'"):
+        make_tabular_pipeline(RFMClassifier(), max_categories="a")
+    with pytest.raises(TypeError, match=r"X must be dense.*toarray"):
+        make_tabular_pipeline(RFMClassifier()).fit(sparse.eye_array(N).tocsr(), LABEL)
     with pytest.raises(TypeError, match="Put the name in a list"):
         make_tabular_pipeline(RFMClassifier(), categorical="city")
 

@@ -6,7 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
-from normalign.estimators.targets import class_labels, numbers, split_blocks
+from normalign.estimators.targets import (
+    class_labels,
+    numbers,
+    plain_labels,
+    split_blocks,
+)
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c"]), min_size=2, max_size=20))
@@ -31,6 +36,8 @@ def test_indicators_name_each_rows_class_exactly_once(labels):
         pd.Series([3, 7, 3], dtype="category"),
         torch.tensor([3, 7, 3]),
         np.array([3.0, 7.0, 3.0]),
+        np.array([3.0, 7.0, 3.0], dtype=object),
+        np.ma.array([3, 7, 3]),
     ],
 )
 def test_integer_labels_in_any_dress_are_integer_labels(labels):
@@ -44,6 +51,32 @@ def test_integer_labels_in_any_dress_are_integer_labels(labels):
 def test_text_labels_of_any_pandas_type_are_texts(dtype):
     found = class_labels("fit", pd.Series(["b", "a", "b"], dtype=dtype))
     assert list(found.classes[0]) == ["a", "b"]
+
+
+def test_texts_of_variable_width_are_texts():
+    labels = np.array(["b", "a", "b"], dtype=np.dtypes.StringDType())
+    assert list(class_labels("fit", labels).classes[0]) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind"),
+    [([True, False], "b"), ([0, 1], "i"), ([0.0, 1.0], "f"), (["a", "b"], "O")],
+)
+def test_objects_become_what_they_all_are(labels, kind):
+    objects = np.array(labels, dtype=object)
+    found = plain_labels("score", objects)
+    assert found.dtype.kind == kind
+    assert found.tolist() == labels
+    assert class_labels("fit", objects).classes[0].dtype.kind == kind
+
+
+def test_label_columns_may_be_of_different_kinds():
+    frame = pd.DataFrame({"rooms": [3, 7, 3], "city": ["Rome", "Oslo", "Oslo"]})
+    found = class_labels("fit", frame)
+    assert found.classes[0].tolist() == [3, 7]
+    assert found.classes[0].dtype.kind == "i"
+    assert found.classes[1].tolist() == ["Oslo", "Rome"]
+    assert plain_labels("score", frame).tolist() == frame.to_numpy().tolist()
 
 
 def test_several_label_columns_stand_side_by_side():
@@ -76,6 +109,12 @@ def test_a_class_without_a_row_that_counts_is_no_class():
         ([[0, 1], [1, 1], [0, 1]], "column 1 of y must be of at least two classes"),
         (None, "requires y to be passed"),
         ([0.5, 1.5, 2.5], "Unknown label type"),
+        (np.array([0.5, 1.5, 2.5], dtype=object), "Unknown label type"),
+        (np.array([1, "a", 1], dtype=object), "of one kind.*of type int and str"),
+        (np.array([b"a", b"b", b"a"]), "got bytes. Decode them"),
+        (np.array([b"a", b"b", b"a"], dtype=object), "got bytes. Decode them"),
+        (np.array([(1,), (2,), None], dtype=object)[[0, 1, 0]], "type tuple"),
+        (np.ma.masked_equal([1, 0, 2], 2), "without missing ones, got 1 missing"),
     ],
 )
 def test_labels_that_say_nothing_or_are_none_are_refused(labels, words):
@@ -101,6 +140,14 @@ def test_numbers_keep_their_shape_in_mind():
         (pd.Series([1, pd.NA, 2], dtype="Int64"), "finite"),
         ([1.0, 2.0], "as long as X, which has 3 rows, got 2 answers"),
         (np.ones((3, 1, 1)), "shape|dim"),
+        (["a", "b", "c"], "y must be real numbers.*classifier"),
+        (["1", "2", "3"], "y must be real numbers.*classifier"),
+        (np.array(["a", 1, 2], dtype=object), "y must be real numbers.*classifier"),
+        (np.ones(3) + 1j, "y must be real numbers"),
+        (pd.Series(pd.date_range("2020", periods=3)), "Turn dates into numbers"),
+        (pd.Series(pd.date_range("2020", periods=3, tz="UTC")), "Turn dates into"),
+        (np.arange(3).astype("m8[D]"), "Turn dates into numbers"),
+        (np.ma.masked_equal([1.0, 0.0, 2.0], 2), "finite.*got 1 values"),
         (None, "requires y to be passed"),
     ],
 )

@@ -12,6 +12,7 @@ from scipy import sparse
 from sklearn.utils.validation import validate_data
 
 from normalign._checks import complaint, require, require_kind
+from normalign.estimators.cells import kinds_of, type_kind, unmasked, with_nan
 
 __all__ = ["Origin", "as_numpy", "checked_features", "checked_weights"]
 
@@ -61,14 +62,18 @@ class Origin:
 def as_numpy(values: Any) -> Any:
     """Copy or view an array of any library as numpy; leave lists and frames alone.
 
+    What is masked becomes NaN: a mask says that there is no value.
+
     Examples
     --------
     >>> as_numpy(torch.tensor([1.0, 2.0]))
     array([1., 2.], dtype=float32)
     """
     if isinstance(values, torch.Tensor):
-        plain = values.detach().cpu()
+        plain = values.detach().cpu().resolve_conj().resolve_neg()
         return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+    if isinstance(values, np.ma.MaskedArray):
+        return unmasked(values)
     if isinstance(values, np.ndarray) or not hasattr(values, "__array_namespace__"):
         return values
     if hasattr(values, "get"):  # cupy: the only way off its device
@@ -89,17 +94,18 @@ def checked_features(estimator: Any, X: Any, *, reset: bool) -> np.ndarray:
     Raises
     ------
     TypeError
-        If X is sparse.
+        If X is sparse, or holds objects that are no values at all.
     ValueError
         If X has text, dates, categories, missing or infinite values; in
         scikit-learn's words if its shape or its columns' names are wrong.
     """
     callee = type(estimator).__name__
     _require_dense(callee, X)
-    _require_numbers(callee, X)
+    given = _read(X)
+    _require_numbers(callee, given)
     table: Any = validate_data(
         estimator,
-        as_numpy(X),
+        _filled(given),
         reset=reset,
         dtype=[np.float64, np.float32],
         ensure_all_finite=False,
@@ -109,43 +115,100 @@ def checked_features(estimator: Any, X: Any, *, reset: bool) -> np.ndarray:
 
 
 def _require_dense(callee: str, X: Any) -> None:
-    loose = sparse.issparse(X) or (
-        isinstance(X, torch.Tensor) and X.layout is not torch.strided
-    )
+    tensor = isinstance(X, torch.Tensor)
+    loose = sparse.issparse(X) or (tensor and X.layout is not torch.strided)
     require_kind(
         not loose, callee, "X", "dense, not sparse", f"a sparse {type(X).__name__}",
         "A kernel fills every entry anyway: pass X.toarray(), X.to_dense() in torch.",
     )  # fmt: skip
+    require_kind(
+        not (tensor and X.device.type == "meta"), callee, "X", "a tensor with values",
+        "one on the meta device",
+    )  # fmt: skip
+    if _is_frame(X):
+        _require_plain_frame(callee, X)
 
 
-def _require_numbers(callee: str, X: Any) -> None:
-    if hasattr(X, "iloc") and hasattr(X, "dtypes") and getattr(X, "ndim", 0) == 2:
-        wrong = [
-            f"{name!r} ({kind})"
-            for name, kind, column in zip(
-                X.columns, X.dtypes, (X.iloc[:, i] for i in range(X.shape[1])),
-                strict=True,
-            )
-            if not _is_number(kind, column)
-        ]  # fmt: skip
-    else:
-        kind = getattr(X, "dtype", None)
-        words = isinstance(kind, np.dtype) and not _is_number(kind, X.flat)
-        wrong = [f"an array of {kind}"] if words else []
+def _require_plain_frame(callee: str, X: Any) -> None:
+    thin = [str(kind).startswith("Sparse") for kind in X.dtypes]
+    require_kind(
+        not (thin and all(thin)), callee, "X", "dense, not sparse",
+        "a DataFrame of sparse columns", "Pass X.sparse.to_dense().",
+    )  # fmt: skip
+    again = [repr(name) for name in X.columns[X.columns.duplicated()]]
     require(
-        not wrong, callee, "X", "numbers", _some(wrong),
-        f"make_tabular_pipeline({callee}()) encodes and scales such columns.",
+        not again, callee, "X", "a table of columns with different names",
+        f"{_some(again)} more than once",
     )  # fmt: skip
 
 
-def _is_number(dtype: Any, values: Iterable[Any]) -> bool:
-    """Booleans, integers, floats; objects too, unless one of them is a text."""
-    kind = getattr(dtype, "kind", "O")
-    if kind != "O":
-        return kind in "biufc"  # complex numbers are refused by scikit-learn itself
-    if str(dtype) != "object":
-        return False
-    return not any(isinstance(value, str) for value in values)
+def _is_frame(X: Any) -> bool:
+    return hasattr(X, "iloc") and hasattr(X, "dtypes") and getattr(X, "ndim", 0) == 2
+
+
+def _read(X: Any) -> Any:
+    """Arrays as numpy's and lists as arrays; the rest is for scikit-learn to read."""
+    if isinstance(X, list | tuple):
+        try:
+            return np.asarray(X)
+        except ValueError:  # rows of different lengths
+            return X
+    return as_numpy(X)
+
+
+def _filled(table: Any) -> Any:
+    """Objects with NaN where something is missing, which no float() knows."""
+    if _is_frame(table):
+        objects = any(str(kind) == "object" for kind in table.dtypes)
+        return table.where(table.notna(), np.nan) if objects else table
+    if isinstance(table, np.ndarray) and table.dtype.kind == "O" and table.ndim == 2:
+        return with_nan(table)
+    return table
+
+
+def _require_numbers(callee: str, X: Any) -> None:
+    wrong: dict[str, set[str]] = {}
+    if _is_frame(X):
+        for i, (name, dtype) in enumerate(zip(X.columns, X.dtypes, strict=True)):
+            wrong[f"{name!r} ({dtype})"] = _strange(dtype, X.iloc[:, i])
+    elif isinstance(X, np.ndarray):
+        wrong[f"an array of {X.dtype}"] = _strange(X.dtype, X.flat)
+    wrong = {name: kinds for name, kinds in wrong.items() if kinds}
+    if not wrong:
+        return
+    found = set().union(*wrong.values())
+    if found == {"other"}:
+        # the second sentence is the one that scikit-learn's users know
+        raise TypeError(
+            complaint(
+                callee, "X", "numbers", f"objects in {_some(list(wrong))}",
+                "float(): argument must be a string or a real number.",
+            )
+        )  # fmt: skip
+    remedies = []
+    if "date" in found:
+        remedies = ["Turn dates into numbers (years, days since ...) first."]
+    if found - {"date"}:
+        remedies += [f"make_tabular_pipeline({callee}()) encodes texts and categories."]
+    raise ValueError(
+        complaint(callee, "X", "numbers", _some(list(wrong)), " ".join(remedies))
+    )
+
+
+def _strange(dtype: Any, values: Iterable[Any]) -> set[str]:
+    """What there is besides booleans, integers, floats, and objects of these."""
+    letter = getattr(dtype, "kind", "O")
+    if letter in "biufc":  # complex numbers are refused by scikit-learn itself
+        return set()
+    if letter in "mM":
+        return {"date"}
+    if letter != "O":
+        return {"text"}
+    if str(dtype) == "object":
+        return kinds_of(values) - {"boolean", "number"}
+    # an extension of pandas; its categories are texts to us, even those of numbers
+    kind = type_kind(getattr(dtype, "type", object))
+    return {"text"} if kind == "other" else {kind} - {"number"}
 
 
 def _require_finite(callee: str, table: np.ndarray, names: Any) -> None:
@@ -178,12 +241,21 @@ def checked_weights(callee: str, sample_weight: Any, n: int) -> np.ndarray | Non
 
     Raises
     ------
+    TypeError
+        If they are no real numbers.
     ValueError
         If their shape or a value is wrong, or all are zero.
     """
     if sample_weight is None:
         return None
-    weights = np.asarray(as_numpy(sample_weight), dtype=np.float64)
+    given = np.asarray(as_numpy(sample_weight))
+    strange = _strange(given.dtype, given.flat)
+    require_kind(
+        not strange and given.dtype.kind != "c", callee, "sample_weight",
+        "real numbers", f"an array of {given.dtype}",
+    )  # fmt: skip
+    objects = given.dtype.kind == "O"
+    weights = with_nan(given) if objects else np.asarray(given, dtype=np.float64)
     if weights.ndim == 0:
         weights = np.full(n, float(weights))
     require(

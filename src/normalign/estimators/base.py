@@ -5,22 +5,31 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 import torch
 from sklearn.utils import check_random_state
-from torch import Tensor
 from tqdm import tqdm
 
 from normalign.estimators.arrays import Origin, checked_features, checked_weights
 from normalign.estimators.fitted import FittedMachine, kernel_named
 from normalign.estimators.leaves import Clock, FittedLeaf, LeafJob, Recipe, fit_leaf
-from normalign.estimators.limits import require_memory, warn_of_scale
+from normalign.estimators.limits import (
+    require_memory,
+    warn_of_rounding,
+    warn_of_scale,
+)
 from normalign.estimators.parameters import check_parameters
 from normalign.estimators.partitioned import fit_partitioned
-from normalign.estimators.placement import Frame, chosen_device, chosen_dtype
+from normalign.estimators.placement import (
+    DTYPES,
+    Frame,
+    chosen_device,
+    chosen_dtype,
+    rounding_share,
+)
 from normalign.estimators.problem import Problem, held_out_rows
 from normalign.estimators.targets import Answers
 from normalign.kernels import Iteration, Solver
@@ -92,7 +101,8 @@ class KernelMachine(FittedMachine):
         y : array-like of shape (n,) or (n, o)
             Answers; several columns are several outputs.
         sample_weight : array-like of shape (n,), optional
-            Weights act as repetitions: two is the row twice, zero is no row.
+            Weights act as repetitions (in one dtype): two is the row twice, zero is
+            no row.
 
         Returns
         -------
@@ -134,19 +144,32 @@ class KernelMachine(FittedMachine):
         origin: Origin,
     ) -> Problem:
         callee, n = type(self).__name__, len(table)
-        frame = Frame.around(table)
-        frame.require_size(callee)
-        # By the median rule distances are of the size of one before the bandwidth.
-        unit = frame.unit if self.bandwidth_rule == "fixed" else 1.0
-        return Problem(
+        frame = Frame.around(table, weights)
+        problem = Problem(
             table=table,
             answers=answers,
             weights=weights,
             frame=frame,
-            dtype=chosen_dtype(callee, self.dtype, n, spread=unit / self.bandwidth),
+            dtype=torch.float64,
             device=chosen_device(callee, self.device, n, given=origin.device),
             center=bool(self.center),
         )
+        problem.require_sizes(callee)
+        # By the median rule distances are of the size of one before the bandwidth.
+        unit = frame.unit if self.bandwidth_rule == "fixed" else 1.0
+        dtype = chosen_dtype(
+            callee,
+            self.dtype,
+            n,
+            spread=unit / self.bandwidth,
+            noise=rounding_share(
+                problem.inside(),
+                torch.float32,
+                squares=self.kernel != "product_laplace",
+            ),
+            target_share=problem.target_share,
+        )
+        return replace(problem, dtype=dtype)
 
     def _recipe(self, problem: Problem) -> Recipe:
         """The parameters as the recursion takes them, in the problem's frame."""
@@ -189,6 +212,7 @@ class KernelMachine(FittedMachine):
         )  # fmt: skip
         if self.bandwidth_rule == "fixed":
             warn_of_scale(callee, problem, recipe.kernel)
+        warn_of_rounding(callee, problem, recipe.kernel)
         if in_parts:
             self._fit_parts(problem, held, recipe, for_fit)
         else:
@@ -200,7 +224,8 @@ class KernelMachine(FittedMachine):
         self.feature_importances_ = share / (share.sum() or 1.0)
         self._machine = self._rebuilt()
         if held is not None:
-            x = torch.as_tensor(held.inside(), device=problem.device)
+            x = torch.as_tensor(held.inside(), dtype=DTYPES[self.dtype_])
+            x = x.to(problem.device)
             self._calibrate(self._outputs_inside(x), held.answers.columns, held.weights)
 
     def _fit_whole(
@@ -275,7 +300,8 @@ class KernelMachine(FittedMachine):
         self.solver_dtype_ = str(leaf.solved["dtype"])
         self.jitter_ = float(leaf.solved["jitter"])
         self.converged_ = bool(leaf.solved["converged"])
-        self.dtype_ = str(problem.dtype).removeprefix("torch.")
+        # float64 where float32 did not do
+        self.dtype_ = str(leaf.coef.dtype)
         self.device_ = str(problem.device)
         if self.validation_fraction is not None:
             self.validation_scores_ = np.array(leaf.scores)
@@ -288,10 +314,10 @@ class _WatchedRecipe(Recipe):
     title: str = ""
 
     def iterations(
-        self, x: Tensor, y: Tensor, weights: Tensor | None, seed: int
+        self, x: Any, y: Any, weights: Any, seed: int, *, metric: Any = None
     ) -> Iterator[Iteration]:
         """Algorithm 1 on these rows."""
-        plain = super().iterations(x, y, weights, seed)
+        plain = super().iterations(x, y, weights, seed, metric=metric)
         yield from tqdm(plain, total=self.n_iter + 1, desc=self.title)
 
 

@@ -57,6 +57,11 @@ class BlendedMachine:
             outputs.index_add_(0, rows, part)
         return outputs
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the leaves."""
+        return self.machines[0].coef.dtype
+
     def jacobian(self, x: Tensor) -> Tensor:
         r"""Jacobians at every row, ``(n, k, d)``, in closed form.
 
@@ -87,8 +92,8 @@ class BlendedMachine:
 class LeftOut(NamedTuple):
     """Blended outputs at training rows of machines fitted without them.
 
-    ``outputs`` and ``targets`` have shape (r, k), ``weights`` (r,). Merged rows have
-    their mean target.
+    ``outputs`` and ``targets`` have shape (r, k), ``weights`` (r,). A row that was
+    given several times has one entry per distinct answer.
     """
 
     outputs: np.ndarray
@@ -126,9 +131,14 @@ class Partitioned:
         return self.arrays["metric"]
 
     def machine(
-        self, kernel: Kernel, *, dtype: torch.dtype, device: str = "cpu"
+        self, kernel: Kernel, *, dtype: torch.dtype | None = None, device: str = "cpu"
     ) -> BlendedMachine:
-        """The blended machine; ``kernel`` gives the family, the leaves bandwidths."""
+        """The blended machine; ``kernel`` gives the family, the leaves bandwidths.
+
+        At least in the precision that its coefficients needed.
+        """
+        needed = torch.as_tensor(self.arrays["coef"]).dtype
+        dtype = needed if dtype is None else torch.promote_types(dtype, needed)
         return assembled(self.x_fit, self.arrays, kernel, dtype=dtype, device=device)
 
 

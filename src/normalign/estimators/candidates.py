@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
 from numbers import Real
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from normalign._checks import require, require_kind
 from normalign.estimators.trajectories import Trajectory
 
-__all__ = ["best_candidate", "check_candidates", "results_table"]
+__all__ = ["best_candidate", "check_candidates", "check_scores", "results_table"]
 
 # Scores nearer than that are equal: sums of the same numbers in another order.
 EQUAL = 1e-10
@@ -34,8 +35,10 @@ def check_candidates(estimator: Any) -> None:
         ("identity_weights", "in [0, 1]"),
     ):
         given: Any = getattr(estimator, name)
-        several = isinstance(given, Iterable) and not isinstance(given, str)
-        require_kind(several, callee, name, "a sequence of numbers", given)
+        # What can be read only once would be empty in a second fit.
+        several = isinstance(given, Iterable) and not isinstance(given, str | Iterator)
+        several = several and getattr(given, "ndim", 1) == 1
+        require_kind(several, callee, name, "a sequence of numbers", repr(given))
         values = list(given)
         require(len(values) > 0, callee, name, "not empty", given)
         require_kind(
@@ -53,6 +56,8 @@ def results_table(
     pairs: list[tuple[float, float]], found: list[Trajectory], n_folds: int, n_iter: int
 ) -> dict[str, Any]:
     """Results as GridSearchCV names them; scores that there was no time for are NaN.
+
+    NaN ranks last, behind minus infinity.
 
     Parameters
     ----------
@@ -81,7 +86,10 @@ def results_table(
         for index in range(n_iter + 1)
     ]
     mean = scores.mean(axis=1)
-    worse = np.where(np.isnan(mean), -np.inf, mean)
+    missing = np.isnan(mean)
+    with np.errstate(invalid="ignore"):  # infinite scores have no deviation
+        deviation = scores.std(axis=1)
+    better = (mean[:, None] < mean - EQUAL) | (missing[:, None] & ~missing)
     return {
         "params": params,
         **{
@@ -90,18 +98,48 @@ def results_table(
         },
         **{f"split{i}_test_score": scores[:, i].copy() for i in range(n_folds)},
         "mean_test_score": mean,
-        "std_test_score": scores.std(axis=1),
-        "rank_test_score": 1 + (worse[:, None] < worse - EQUAL).sum(axis=1),
+        "std_test_score": deviation,
+        "rank_test_score": 1 + better.sum(axis=1),
         "mean_fit_time": seconds.mean(axis=1),
         "std_fit_time": seconds.std(axis=1),
     }
+
+
+def check_scores(callee: str, results: dict[str, Any], found: list[Trajectory]) -> None:
+    """Complain if no candidate has a score, warn if some scores are not finite.
+
+    Parameters
+    ----------
+    results : dict
+        From :func:`results_table`; NaN there may also mean that time was up.
+    found : list of Trajectory
+
+    Raises
+    ------
+    ValueError
+        If there is no candidate with a mean score.
+    """
+    require(
+        not np.isnan(results["mean_test_score"]).all(), callee, "scoring",
+        "such that a candidate has a score on every split", "NaN for all of them",
+        "Look at what the scorer does with rows of a single split.",
+    )  # fmt: skip
+    broken = sum((~np.isfinite(one.scores)).sum() for one in found)
+    if broken:
+        warnings.warn(
+            f"{callee}: {broken} test scores are not finite; a candidate with NaN is "
+            "never chosen. See cv_results_.",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def best_candidate(results: dict[str, Any]) -> int:
     """Return the index of the best candidate.
 
     Of equals the one with the largest ridge, then the fewest iterations, then the
-    identity weight nearest to 1.
+    identity weight nearest to 1. One without a score is never the best while
+    another has one.
 
     Examples
     --------

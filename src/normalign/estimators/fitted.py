@@ -98,7 +98,9 @@ class FittedMachine(BaseEstimator):
             floating = answer.dtype.kind == "f"
             return origin.restored(answer.astype(table.dtype) if floating else answer)
 
-        inside = Frame(self.location_, self.unit_).enter(table, DTYPES[self.dtype_])
+        machine, _ = self._model()
+        dtype = machine.coef.dtype if isinstance(machine, Machine) else machine.dtype
+        inside = Frame(self.location_, self.unit_).enter(table, dtype)
         return torch.as_tensor(inside, device=self._device_here()), finish
 
     def _model(self) -> tuple[Any, float]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from threading import Lock
+from threading import Lock, local
 from typing import Any
 
 import numpy as np
@@ -81,29 +81,67 @@ class Recipe:
         return torch.tensor(array, dtype=self.dtype, device=self.device)
 
     def iterations(
-        self, x: Tensor, y: Tensor, weights: Tensor | None, seed: int
+        self, x: Any, y: Any, weights: Any, seed: int, *, metric: Any = None
     ) -> Iterator[Iteration]:
-        """Algorithm 1 on these rows."""
-        metric = initial_metric(
-            x,
-            identity_weight=self.identity_weight,
-            weights=weights,
-            diagonal=self.diagonal,
-        )
-        return recursions(
-            x,
-            y,
+        """Algorithm 1 on these rows, in float64 from where float32 does not do.
+
+        Parameters
+        ----------
+        x, y, weights : arrays or tensors
+            Finer ones than `dtype` are rounded to it first. Where the recursion has to
+            go on in float64 it does so with the rows as they were given: a machine with
+            rounded centers would find no row where it learned one.
+        metric : array or tensor, optional
+            Where to start; by default as `identity_weight` says.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        given = torch.finfo(torch.as_tensor(x[:0]).dtype)
+        coarse = given.eps < torch.finfo(self.dtype).eps
+        first = 0
+        for iteration in self._run(x, y, weights, metric, 0, generator):
+            if not coarse or iteration.machine.coef.dtype == self.dtype:
+                yield iteration
+                continue
+            metric, first = iteration.machine.metric, iteration.index
+            break
+        else:
+            return
+        del iteration  # and its factor
+        finer = replace(self, dtype=torch.float64)
+        yield from finer._run(x, y, weights, metric, first, generator)
+
+    def _run(
+        self, x: Any, y: Any, weights: Any, metric: Any, first: int, generator: Any
+    ) -> Iterator[Iteration]:
+        rows, mass = self._placed(x), None if weights is None else self._placed(weights)
+        if metric is None:
+            metric = initial_metric(
+                rows,
+                identity_weight=self.identity_weight,
+                weights=mass,
+                diagonal=self.diagonal,
+            )
+        steps = recursions(
+            rows,
+            self._placed(y),
             kernel=self.kernel,
             ridge=self.ridge,
-            metric=metric,
-            n_iter=self.n_iter,
-            weights=weights,
+            metric=self._placed(metric),
+            n_iter=self.n_iter - first,
+            weights=mass,
             center=self.center,
             bandwidth_rule=self.bandwidth_rule,  # type: ignore[arg-type]
             solver=self.solver,
             agop_samples=self.agop_samples,
-            generator=torch.Generator().manual_seed(seed),
+            generator=generator,
         )
+        for step in steps:
+            yield replace(step, index=step.index + first)
+
+    def _placed(self, values: Any) -> Tensor:
+        if isinstance(values, Tensor):
+            return values.to(dtype=self.dtype, device=self.device)
+        return self.tensor(values)
 
 
 @dataclass(frozen=True)
@@ -144,7 +182,7 @@ class LeafJob:
 
 @dataclass(frozen=True)
 class FittedLeaf:
-    """A machine and how it came about, in numpy."""
+    """A machine and how it came about, in numpy; `coef` has the machine's precision."""
 
     coef: np.ndarray
     metric: np.ndarray
@@ -169,15 +207,13 @@ def fit_leaf(job: LeafJob) -> FittedLeaf:
 
 def _fitted(job: LeafJob) -> FittedLeaf:
     recipe, started, budget = job.recipe, time.monotonic(), job.clock.budget()
-    x, y = recipe.tensor(job.x), recipe.tensor(job.y)
-    weights = None if job.weights is None else recipe.tensor(job.weights)
     best: tuple[float, FittedLeaf] | None = None
     scores: list[float] = []
     slowest, before, cut_short = 0.0, started, False
-    for iteration in recipe.iterations(x, y, weights, job.seed):
+    for iteration in recipe.iterations(job.x, job.y, job.weights, job.seed):
         worth = float(iteration.index)
         if job.validation is not None and recipe.score is not None:
-            held = [recipe.tensor(part) for part in job.validation]
+            held = [torch.tensor(p).to(iteration.machine.coef) for p in job.validation]
             worth = recipe.score(iteration.machine(held[0]), held[1], held[2])
             scores.append(worth)
         now = time.monotonic()
@@ -229,28 +265,34 @@ def solver_report(iteration: Iteration) -> dict[str, Any]:
 class _Threads:
     """The limit on threads that several jobs of one process hold together.
 
-    The first sets it and the last puts back what was before: jobs of a threading
-    backend overlap, and one must not restore what another has set.
+    What was before is asked of the first, whose thread is as it was: jobs of a
+    threading backend overlap, and one must not take for the original what another has
+    set. torch remembers a number for each thread and one for threads to come, so every
+    job sets its own thread and puts it back.
     """
 
     def __init__(self) -> None:
         self.lock, self.holders = Lock(), 0
         self.before, self.pools = 0, None
+        self.here = local()
 
     def hold(self, threads: int) -> None:
         with self.lock:
             self.holders += 1
             if self.holders == 1:
                 self.before = torch.get_num_threads()
-                threads = min(threads, self.before)
-                self.pools = threadpool_limits(threads)
-                torch.set_num_threads(threads)
+                self.pools = threadpool_limits(min(threads, self.before))
+            self.here.holds = getattr(self.here, "holds", 0) + 1
+            if self.here.holds == 1:
+                torch.set_num_threads(min(threads, self.before))
 
     def release(self) -> None:
         with self.lock:
             self.holders -= 1
             if self.holders == 0 and self.pools is not None:
                 self.pools.restore_original_limits()
+            self.here.holds -= 1
+            if self.here.holds == 0:
                 torch.set_num_threads(self.before)
 
 

@@ -8,15 +8,19 @@ import numpy as np
 import torch
 
 from normalign._checks import require
+from normalign.estimators.placement import rounding_share
 from normalign.estimators.problem import Problem
 from normalign.kernels import Kernel, estimate_memory, median_distance
+from normalign.kernels.functions import Radial
 from normalign.kernels.memory import available_bytes
 
-__all__ = ["require_memory", "warn_of_scale"]
+__all__ = ["require_memory", "warn_of_rounding", "warn_of_scale"]
 
 # Distances, in bandwidths, between which a kernel tells rows apart.
 _TELLING = (1e-4, 100.0)
 _SAMPLE = 64
+# Share of small distances that rounding may be without a word.
+_ROUNDING = 1e-3
 
 
 def require_memory(
@@ -74,6 +78,23 @@ def warn_of_scale(callee: str, problem: Problem, kernel: Kernel) -> None:
         f"{callee}: rows are {apart:.1g} bandwidths apart, so the kernel finds "
         f"{finding}. Scale the columns (StandardScaler), or set "
         'bandwidth_rule="median".',
+        UserWarning,
+        stacklevel=4,
+    )
+
+
+def warn_of_rounding(callee: str, problem: Problem, kernel: Kernel) -> None:
+    """Warn if float32 was asked for and distances between rows are lost in it."""
+    if problem.dtype == torch.float64:
+        return
+    squares = isinstance(kernel, Radial)
+    lost = rounding_share(problem.inside(), problem.dtype, squares=squares)
+    if lost <= _ROUNDING:
+        return
+    warnings.warn(
+        f"{callee}: rows are so far apart that {lost:.1g} of a small distance between "
+        'them may be rounding in float32. Set dtype="float64", or scale the columns '
+        "(StandardScaler; RobustScaler if there are outliers).",
         UserWarning,
         stacklevel=4,
     )

@@ -50,10 +50,28 @@ def check_parameters(estimator: Any) -> None:
             callee, "validation_fraction", given["validation_fraction"],
             above=0.0, below=1.0,
         )  # fmt: skip
+    _check_counts(callee, given)
     for name in ("diagonal", "center"):
         require_kind(
             isinstance(given[name], bool | np.bool_), callee, name, "True or False",
             given[name],
+        )  # fmt: skip
+
+
+def _check_counts(callee: str, given: dict[str, Any]) -> None:
+    verbose, n_jobs = given["verbose"], given["n_jobs"]
+    require_kind(
+        isinstance(verbose, Integral | np.bool_), callee, "verbose", "an integer",
+        repr(verbose),
+    )  # fmt: skip
+    if n_jobs is not None:
+        require_kind(
+            isinstance(n_jobs, Integral), callee, "n_jobs", "an integer or None",
+            repr(n_jobs),
+        )  # fmt: skip
+        require(
+            n_jobs != 0, callee, "n_jobs", "a number of workers, or -1 for all cores",
+            n_jobs,
         )  # fmt: skip
 
 

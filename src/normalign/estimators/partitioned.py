@@ -37,14 +37,18 @@ from tqdm import tqdm
 
 from normalign.estimators.blended import Partitioned
 from normalign.estimators.leaves import Recipe
-from normalign.estimators.sweeps import CutAxes, Rows, Sweeps, jobs_at_once
+from normalign.estimators.sweeps import CutAxes, Rows, Sweeps, Units, jobs_at_once
 from normalign.estimators.tree import grow, widest_overlap
 
 __all__ = ["fit_partitioned", "merged", "partitioned_iterations"]
 
 
-def merged(x: np.ndarray, y: np.ndarray, weights: np.ndarray | None) -> Rows:
+def merged(
+    x: np.ndarray, y: np.ndarray, weights: np.ndarray | None
+) -> tuple[Rows, Units]:
     """Distinct rows in an order of their own, mean targets, sums of weights.
+
+    And what each of them was made of.
 
     Parameters
     ----------
@@ -54,20 +58,22 @@ def merged(x: np.ndarray, y: np.ndarray, weights: np.ndarray | None) -> Rows:
 
     Examples
     --------
-    >>> x, y, weights = merged(np.array([[7.0], [7.0]]), np.array([[0.0], [1.0]]), None)
-    >>> x.tolist(), y.tolist(), weights.tolist()
+    >>> rows, units = merged(np.array([[7.0], [7.0]]), np.array([[0.0], [1.0]]), None)
+    >>> tuple(part.tolist() for part in rows)
     ([[7.0]], [[0.5]], [2.0])
     """
     x = np.ascontiguousarray(x + 0.0)  # a negative zero is a zero
     weights = np.ones(len(x)) if weights is None else weights.astype(np.float64)
     keys = x.view(np.dtype((np.void, x.dtype.itemsize * x.shape[1]))).ravel()
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    y = y.astype(np.float64)
+    units = Units(inverse.ravel(), y, weights)
     if len(first) == len(x):
-        return x[first], y[first].astype(np.float64), weights[first]
+        return (x[first], y[first], weights[first]), units
     shape = len(first), len(x)
-    members = sparse.csr_array((weights, (inverse, np.arange(len(x)))), shape=shape)
+    members = sparse.csr_array((weights, (units.rows, np.arange(len(x)))), shape=shape)
     total = members @ np.ones(len(x))
-    return x[first], (members @ y.astype(np.float64)) / total[:, None], total
+    return (x[first], (members @ y) / total[:, None], total), units
 
 
 def partitioned_iterations(
@@ -114,11 +120,12 @@ def partitioned_iterations(
     ------
     Partitioned
     """
-    rows = merged(x, y, weights)
+    rows, units = merged(x, y, weights)
     intercept = np.zeros(y.shape[1])
     if recipe.center:
         intercept = np.average(rows[1], axis=0, weights=rows[2])
         rows = rows[0], rows[1] - intercept, rows[2]
+        units = replace(units, targets=units.targets - intercept)
     recipe = recipe.sharing(jobs_at_once(n_jobs))
     grown = grow(
         torch.from_numpy(rows[0]),
@@ -126,7 +133,7 @@ def partitioned_iterations(
         overlap=widest_overlap(len(rows[0]), max_leaf_size, least=overlap),
         axes=CutAxes(rows, recipe, n_jobs, seed),
     )
-    sweeps = Sweeps(grown, rows, recipe, n_jobs, seed, n_left_out, intercept)
+    sweeps = Sweeps(grown, rows, recipe, n_jobs, seed, n_left_out, intercept, units)
     total = len(grown.leaves) * (recipe.n_iter + 1)
     with tqdm(total=total, desc="leaves", disable=not progress) as bar:
         for index in range(recipe.n_iter + 1):
@@ -170,9 +177,10 @@ def fit_partitioned(
     for index, found in enumerate(steps):
         worth = float(index)
         if validation is not None and recipe.score is not None:
-            at, truth, mass = (recipe.tensor(part) for part in validation)
-            machine = found.machine(
-                recipe.kernel, dtype=recipe.dtype, device=recipe.device
+            machine = found.machine(recipe.kernel, device=recipe.device)
+            at, truth, mass = (
+                torch.tensor(part, dtype=machine.dtype, device=recipe.device)
+                for part in validation
             )
             worth = recipe.score(machine(at), truth, mass)
             scores.append(worth)

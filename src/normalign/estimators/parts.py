@@ -6,7 +6,7 @@ does not depend on which worker runs it, or when.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from normalign.estimators.leaves import Recipe, shared_threads, solver_report
-from normalign.kernels import Machine, agop, normalised, recursions
+from normalign.kernels import Iteration, Machine, agop, normalised
 
 __all__ = ["CutJob", "PartJob", "SolvedPart", "cut_axes", "solve_part"]
 
@@ -40,7 +40,7 @@ class PartJob:
     shares : array
         How much each of these counts: its weight times its gate.
     left_out : array of int
-        Rows whose leave-one-out outputs are wanted.
+        Rows that are to be left out, a unit of weight at a time.
     n_jobs : int
         Workers at one time.
     """
@@ -58,45 +58,71 @@ class PartJob:
 
 @dataclass(frozen=True)
 class SolvedPart:
-    """Coefficients of a leaf, and its part of the sum of gradient outer products."""
+    """Coefficients of a leaf, and its part of the sum of gradient outer products.
+
+    Parameters
+    ----------
+    coef : array of shape (rows, k)
+        In float64 where float32 did not do.
+    outer : array of the metric's shape
+    fitted : array of shape (r, k)
+        Outputs at the rows asked for.
+    room : array of shape (r,)
+        One less the share of a unit of such a row in its own output, its leverage.
+    solved : dict
+    """
 
     coef: np.ndarray
     outer: np.ndarray
-    left_out: np.ndarray
+    fitted: np.ndarray
+    room: np.ndarray
     solved: dict[str, Any]
 
 
 def solve_part(job: PartJob) -> SolvedPart:
     """Solve a leaf in the given metric."""
     with shared_threads(job.n_jobs):
-        recipe = job.recipe
-        x, metric = recipe.tensor(job.x), recipe.tensor(job.metric)
-        (iteration,) = recursions(
-            x,
-            recipe.tensor(job.y),
-            kernel=recipe.kernel,
-            ridge=recipe.ridge,
-            metric=metric,
-            n_iter=0,
-            weights=None if job.weights is None else recipe.tensor(job.weights),
-            solver=recipe.solver,
+        recipe = replace(job.recipe, n_iter=0, center=False, bandwidth_rule="fixed")
+        (iteration,) = recipe.iterations(
+            job.x, job.y, job.weights, 0, metric=job.metric
         )
         machine = iteration.machine
-        outer = torch.zeros_like(metric)
+        outer = torch.zeros_like(machine.metric)
         if len(job.gradients_at):
-            at = torch.tensor(job.gradients_at, device=x.device)
-            shares = recipe.tensor(job.shares)
-            outer = shares.sum() * _gradient_outer(machine, x[at], shares)
-        left_out = np.zeros((0, len(machine.intercept)))
-        if len(job.left_out):
-            rows = torch.tensor(job.left_out, device=x.device)
-            left_out = iteration.left_out(rows).cpu().double().numpy()
+            at = torch.tensor(job.gradients_at, device=outer.device)
+            shares = torch.tensor(job.shares).to(outer)
+            outer = shares.sum() * _gradient_outer(machine, machine.centers[at], shares)
+        fitted, room = _without_a_unit(iteration, job)
         return SolvedPart(
             machine.coef.cpu().numpy(),
             outer.cpu().double().numpy(),
-            left_out,
+            fitted,
+            room,
             solver_report(iteration),
         )
+
+
+def _without_a_unit(
+    iteration: Iteration, job: PartJob
+) -> tuple[np.ndarray, np.ndarray]:
+    r"""Outputs at the rows asked for, and the room :math:`1 - h` of a unit there.
+
+    A leave-one-out output is :math:`y - (y - f) / (1 - h)` for any target y of the
+    row; with coefficients of one over the ridge, what is taken off is the gain
+    :math:`1 / (1 - h)` itself.
+    """
+    asked, machine = job.left_out, iteration.machine
+    if not len(asked):
+        return np.zeros((0, job.y.shape[1])), np.zeros(0)
+    mass = np.ones(len(job.x)) if job.weights is None else job.weights
+    ridges = job.recipe.ridge / mass
+    residuals = ridges[asked, None] * machine.coef.cpu().double().numpy()[asked]
+    steep = torch.tensor(1 / ridges).to(machine.coef)[:, None].expand_as(machine.coef)
+    probe = replace(iteration, machine=replace(machine, coef=steep))
+    rows = torch.tensor(asked, device=steep.device)
+    targets = torch.tensor(job.y[asked]).to(steep)
+    gain = (targets - probe.left_out(rows)).cpu().double().numpy()[:, 0]
+    return job.y[asked] - residuals, 1 / np.maximum(gain, 1.0)
 
 
 @dataclass(frozen=True)
@@ -119,10 +145,9 @@ def cut_axes(job: CutJob) -> np.ndarray:
     """
     with shared_threads(job.n_jobs):
         recipe = job.recipe
-        x, weights = recipe.tensor(job.x), recipe.tensor(job.weights)
-        y = recipe.tensor(job.y)
-        *_, last = recipe.iterations(x, y, weights, job.seed)
-        metric = _gradient_outer(last.machine, x, weights)
+        *_, last = recipe.iterations(job.x, job.y, job.weights, job.seed)
+        weights = torch.tensor(job.weights).to(last.machine.coef)
+        metric = _gradient_outer(last.machine, last.machine.centers, weights)
         usable = bool(torch.isfinite(metric).all()) and bool(metric.any())
         return _axes(metric if usable else last.machine.metric, job.seed)
 

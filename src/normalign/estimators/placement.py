@@ -13,10 +13,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.spatial.distance import pdist
 
 from normalign._checks import complaint, require
 
-__all__ = ["Frame", "chosen_device", "chosen_dtype", "power_of_two"]
+__all__ = [
+    "Frame",
+    "chosen_device",
+    "chosen_dtype",
+    "power_of_two",
+    "rounding_share",
+]
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -26,6 +33,12 @@ _PRECISE_ROWS = 1000
 _DEVICE_ROWS = 2000
 # Spreads of a table, in bandwidths, whose squares a precision can hold.
 _SPREADS = {torch.float32: 1e12, torch.float64: 1e120}
+# Shares of a small distance that may be rounding: more, and "auto" takes float64.
+_HARMLESS = 3e-4
+# Sizes of targets beside the largest whose squares a precision can hold.
+_TARGET_SHARES = {torch.float32: 1e-12, torch.float64: 1e-140}
+# Rows by whose distances a table is judged, and which of them are small.
+_SAMPLE, _SMALL = 256, 0.1
 # Spreads of a table whose inverse and whose multiples are numbers.
 _SIZES = (1e-200, 1e300)
 # Beyond that many spreads of the training rows every kernel is zero.
@@ -51,8 +64,9 @@ def power_of_two(size: float) -> float:
 class Frame:
     r"""A table's middle and spread: :math:`x \mapsto (x - m) / u`.
 
-    The middle of each column's range and one power of two for all, so that repeated
-    or reordered rows have the very same frame and the division rounds nothing.
+    The median of each column, which no outlier moves, and one power of two for all, so
+    that repeated or reordered rows have the very same frame and the division rounds
+    nothing.
 
     Parameters
     ----------
@@ -63,22 +77,24 @@ class Frame:
     --------
     >>> frame = Frame.around(np.array([[1.0, 0.0], [3.0, 8.0]]))
     >>> frame.location, frame.unit
-    (array([2., 4.]), 4.0)
+    (array([1., 0.]), 8.0)
     """
 
     location: np.ndarray
     unit: float
 
     @classmethod
-    def around(cls, table: np.ndarray) -> Frame:
+    def around(cls, table: np.ndarray, weights: np.ndarray | None = None) -> Frame:
         """The frame in which a table lies in ``[-1, 1]``.
 
-        In ``[-2, 2]`` at worst: the middle of two neighbouring numbers is one of them.
+        Its origin is the lower median of each column; weights act as repetitions.
         """
+        middle = _medians(table, weights).astype(np.float64)
         low = table.min(axis=0).astype(np.float64)
         high = table.max(axis=0).astype(np.float64)
-        half = high / 2 - low / 2
-        return cls(low / 2 + high / 2, power_of_two(float(half.max())))
+        # halves, because the range of finite numbers may be infinite
+        half = np.maximum(high / 2 - middle / 2, middle / 2 - low / 2).max()
+        return cls(middle, power_of_two(2 * float(half)))
 
     def require_size(self, callee: str) -> None:
         """Complain if bandwidths and derivatives could not be told in these units."""
@@ -108,18 +124,91 @@ class Frame:
         return 1 / (1 + odds)
 
 
-def chosen_dtype(callee: str, name: str, n: int, *, spread: float) -> torch.dtype:
+def _medians(table: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    if weights is None:
+        half = (len(table) - 1) // 2
+        return np.partition(table, half, axis=0)[half]
+    order = np.argsort(table, axis=0, kind="stable")
+    mass = np.cumsum(weights[order], axis=0)
+    half = (mass < mass[-1] / 2).sum(axis=0)
+    return np.take_along_axis(table, order, axis=0)[half, np.arange(table.shape[1])]
+
+
+def rounding_share(inside: np.ndarray, dtype: torch.dtype, *, squares: bool) -> float:
+    r"""How much of a small distance between rows is rounding, at worst.
+
+    .. math:: \epsilon \, (4 + \sqrt d) \max_i |x_i|^2 \big/ q_{0.1}(|x_i - x_j|^2)
+
+    Squared distances are differences of squares, so clusters that are far apart, or
+    one outlier, take the digits of the distances between neighbours. The tenth of the
+    distances that is smallest is looked for among at most 256 rows, evenly drawn from
+    the table. Zero if they are all the same, infinite if most of
+    their squares vanish even in float64.
+
+    Parameters
+    ----------
+    inside : ndarray of shape (n, d)
+        A table in its frame, in float64.
+    dtype : torch.dtype
+        In which distances would be computed.
+    squares : bool
+        Whether by squares; else from the differences themselves.
+
+    Examples
+    --------
+    Two rows at distance one: five roundings of one.
+
+    >>> two = np.array([[0.0], [1.0]])
+    >>> rounding_share(two, torch.float32, squares=True) / 2.0**-23
+    5.0
+    """
+    largest = float(np.einsum("ij,ij->i", inside, inside).max())
+    some = np.unique(np.linspace(0, len(inside) - 1, _SAMPLE).astype(int))
+    differ = pdist(inside[some], "chebyshev") > 0
+    apart = pdist(inside[some], "sqeuclidean")[differ]
+    if not len(apart):
+        return 0.0
+    if not np.median(apart):  # squares of numbers too small beside the largest
+        return math.inf
+    ratio = largest / max(float(np.quantile(apart, _SMALL)), 1e-250)
+    noise = torch.finfo(dtype).eps * (4 + math.sqrt(inside.shape[1]))
+    return noise * (ratio if squares else math.sqrt(ratio))
+
+
+def chosen_dtype(
+    callee: str,
+    name: str,
+    n: int,
+    *,
+    spread: float,
+    noise: float = 0.0,
+    target_share: float = 1.0,
+) -> torch.dtype:
     """The working precision for n rows whose spread is so many bandwidths.
+
+    Parameters
+    ----------
+    noise : float
+        :func:`rounding_share` in float32: where it does harm, "auto" is float64.
+    target_share : float
+        Size of the smallest target, as a share of the largest.
 
     Raises
     ------
     ValueError
-        If the precision asked for, or any, cannot hold the squares of such distances.
+        If the precision asked for, or any, cannot hold the squares of such distances,
+        or of such targets.
     """
+    require(
+        noise < math.inf, callee, "X", "on a scale near the bandwidth, without rows "
+        "beside which all others are one", "rows that far away",
+        "Drop outliers, or scale the columns (RobustScaler, QuantileTransformer).",
+    )  # fmt: skip
     enough = [dtype for dtype, limit in _SPREADS.items() if 1 / limit < spread < limit]
     wanted = DTYPES.get(name)
     if wanted is None and enough:
-        precise = n <= _PRECISE_ROWS or torch.float32 not in enough
+        coarse = _TARGET_SHARES[torch.float32] <= target_share and noise <= _HARMLESS
+        precise = n <= _PRECISE_ROWS or torch.float32 not in enough or not coarse
         wanted = torch.float64 if precise else torch.float32
     if wanted is None or wanted not in enough:
         raise ValueError(
@@ -129,6 +218,13 @@ def chosen_dtype(callee: str, name: str, n: int, *, spread: float) -> torch.dtyp
                 "Scale the columns (StandardScaler), or set bandwidth to their spread.",
             )
         )  # fmt: skip
+    require(
+        target_share >= _TARGET_SHARES[wanted], callee, "y",
+        f"columns within {1 / _TARGET_SHARES[wanted]:.0e} of each other in size for "
+        f"{str(wanted).removeprefix('torch.')}",
+        f"one of {target_share:.0e} of another",
+        'Scale the targets, or fit each alone; dtype="float64" holds more.',
+    )  # fmt: skip
     return wanted
 
 

@@ -15,6 +15,9 @@ from normalign.estimators.targets import Answers
 
 __all__ = ["Problem", "Score", "held_out_rows"]
 
+# Targets may be that large: coefficients are larger by the size of 1 / ridge.
+_LARGEST_TARGET = 1e250
+
 
 @dataclass(frozen=True)
 class Score:
@@ -57,12 +60,13 @@ class Score:
 
 
 def _explained(outputs: Tensor, targets: Tensor, share: Tensor) -> float:
-    """R squared; minus the error where a target is constant."""
+    """R squared; a target that is constant here counts as one of variance one."""
     error = share @ (outputs - targets).square()
     variance = share @ (targets - share @ targets).square()
-    varies = variance > 0
+    # A mean of equal numbers may be off by rounding, their range is not.
+    varies = (variance > 0) & (targets.amax(0) > targets.amin(0))
     ratio = error / torch.where(varies, variance, torch.ones_like(variance))
-    return float(torch.where(varies, 1 - ratio, -error).mean())
+    return float((1 - ratio).mean())
 
 
 @dataclass(frozen=True)
@@ -113,14 +117,41 @@ class Problem:
         """The mean answer, or zeros."""
         if not self.center:
             return np.zeros(self.k)
-        return np.average(self.answers.columns, axis=0, weights=self.weights)
+        weights = self.weights
+        if weights is not None:
+            weights = weights / weights.max()
+        return np.average(self.answers.columns, axis=0, weights=weights)
 
     @cached_property
     def target_unit(self) -> float:
         """A power of two by which answers are divided to be of the size of one."""
         if self.sizes:
             return 1.0
-        return power_of_two(float(np.abs(self.answers.columns - self.intercept).max()))
+        return power_of_two(float(self._target_sizes.max()))
+
+    @cached_property
+    def _target_sizes(self) -> np.ndarray:
+        return np.abs(self.answers.columns - self.intercept).max(axis=0)
+
+    @property
+    def target_share(self) -> float:
+        """Size of the smallest target that varies at all, beside the largest.
+
+        All targets are divided by one number, because the metric learns from the sum
+        of their squared gradients.
+        """
+        sizes = self._target_sizes[self._target_sizes > 0]
+        return float(sizes.min() / sizes.max()) if len(sizes) else 1.0
+
+    def require_sizes(self, callee: str) -> None:
+        """Complain about a table, or targets, too large or small to compute with."""
+        self.frame.require_size(callee)
+        largest = float(np.abs(self.answers.columns).max())
+        require(
+            largest <= _LARGEST_TARGET, callee, "y",
+            f"of absolute values up to {_LARGEST_TARGET:g}, so that coefficients are "
+            "finite", f"{largest:.1g}", "Divide the targets by a constant.",
+        )  # fmt: skip
 
     @property
     def score(self) -> Score:
@@ -128,8 +159,8 @@ class Problem:
         return Score(self.sizes, self.intercept / self.target_unit)
 
     def inside(self) -> np.ndarray:
-        """The table in its frame, in the working precision."""
-        return self.frame.enter(self.table, self.dtype)
+        """The table in its frame, in float64; rounded where it is computed with."""
+        return self.frame.enter(self.table, torch.float64)
 
     def targets(self) -> np.ndarray:
         """The answers as the machine is fitted to them."""

@@ -110,8 +110,9 @@ class RFAMClassifier(KernelClassifier, _Aligned):
         are at least 2000 rows. A fitted machine moves to the processor if its device
         is missing.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Working precision. "auto": float64 up to 1000 rows, and where single
-        precision could not hold the distances.
+        Working precision. "auto": float64 up to 1000 rows, and where float32 would
+        blur distances. Where a solve in float32 loses digits the machine goes over
+        to float64, whatever is asked; `dtype_` says so.
     memory_limit : int, optional
         Bytes that a fit may take above its data; by default 80 % of what is free.
     max_leaf_size : int, optional
@@ -228,8 +229,9 @@ class RFAMRegressor(KernelRegressor, _Aligned):
         are at least 2000 rows. A fitted machine moves to the processor if its device
         is missing.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Working precision. "auto": float64 up to 1000 rows, and where single
-        precision could not hold the distances.
+        Working precision. "auto": float64 up to 1000 rows, and where float32 would
+        blur distances. Where a solve in float32 loses digits the machine goes over
+        to float64, whatever is asked; `dtype_` says so.
     memory_limit : int, optional
         Bytes that a fit may take above its data; by default 80 % of what is free.
     max_leaf_size : int, optional

@@ -12,12 +12,13 @@ from sklearn.metrics import check_scoring, get_scorer
 from sklearn.utils import check_random_state
 from tqdm import tqdm
 
-from normalign._checks import require
+from normalign._checks import complaint, require, require_kind
 from normalign.estimators.arrays import Origin, checked_features, checked_weights
 from normalign.estimators.base import unchanged_on_failure
 from normalign.estimators.candidates import (
     best_candidate,
     check_candidates,
+    check_scores,
     results_table,
 )
 from normalign.estimators.folds import chosen_splits
@@ -25,7 +26,7 @@ from normalign.estimators.leaves import Clock
 from normalign.estimators.parameters import check_parameters
 from normalign.estimators.rfam import RFAMClassifier, RFAMRegressor
 from normalign.estimators.sweeps import jobs_at_once, parallel
-from normalign.estimators.targets import Answers
+from normalign.estimators.targets import Answers, side_by_side
 from normalign.estimators.trajectories import (
     Fold,
     TrajectoryJob,
@@ -174,7 +175,9 @@ class _Selecting:
         self, plain: Any, folds: list[Fold], deadline: float | None
     ) -> dict[str, Any]:
         classes = issubclass(self._plain, RFAMClassifier)
-        scorer = None if self.scoring is None else _scorer(plain, self.scoring)
+        callee, scorer = type(self).__name__, None
+        if self.scoring is not None:
+            scorer = _scorer(callee, plain, self.scoring)
         pairs = [
             (float(ridge), float(weight))
             for weight in self.identity_weights
@@ -188,6 +191,7 @@ class _Selecting:
                 | {"ridge": ridge, "identity_weight": weight},
                 fold,
                 scorer,
+                callee,
                 needed=number == 0,
                 clock=clock,
             )
@@ -197,16 +201,32 @@ class _Selecting:
         bar = tqdm(
             parallel(scored_trajectory, jobs, self.n_jobs),
             total=len(jobs),
-            desc=type(self).__name__,
+            desc=callee,
             disable=not self.verbose,
         )
-        return results_table(pairs, list(bar), len(folds), int(self.n_iter))
+        found = list(bar)
+        results = results_table(pairs, found, len(folds), int(self.n_iter))
+        check_scores(callee, results, found)
+        return results
 
 
-def _scorer(plain: Any, scoring: Any) -> Any:
-    if isinstance(scoring, str):
-        return get_scorer(scoring)
-    return check_scoring(plain, scoring=scoring)
+def _scorer(callee: str, plain: Any, scoring: Any) -> Any:
+    rule = "one name of scikit-learn's, or a callable of (estimator, X, y)"
+    require_kind(
+        isinstance(scoring, str) or callable(scoring), callee, "scoring", rule,
+        repr(scoring),
+    )  # fmt: skip
+    try:
+        if isinstance(scoring, str):
+            return get_scorer(scoring)
+        return check_scoring(plain, scoring=scoring)
+    except ValueError as error:
+        remedy = "See sklearn.metrics.get_scorer_names()."
+        if not isinstance(scoring, str):
+            remedy = "Make a scorer of a metric by sklearn.metrics.make_scorer."
+        raise ValueError(
+            complaint(callee, "scoring", rule, repr(scoring), remedy)
+        ) from error
 
 
 def _seed(random_state: Any) -> int:
@@ -226,7 +246,7 @@ def _plain_answers(answers: Answers) -> np.ndarray:
         classes[codes]
         for classes, codes in zip(answers.classes, answers.codes.T, strict=True)
     ]
-    return columns[0] if answers.flat else np.stack(columns, axis=1)
+    return columns[0] if answers.flat else side_by_side(columns)
 
 
 class RFAMClassifierCV(_Selecting, RFAMClassifier):  # type: ignore[misc]
@@ -256,7 +276,8 @@ class RFAMClassifierCV(_Selecting, RFAMClassifier):  # type: ignore[misc]
         what scikit-learn takes for `cv` (for groups pass the list of splits).
     scoring : str or callable, optional
         As in scikit-learn; by default accuracy, the mean over label columns. Weights
-        are passed on to it.
+        are passed on to it, so it must take them if there are any. A candidate with a
+        score of NaN is never chosen.
     time_limit_s : float, optional
         After three quarters of it no trajectory and no iteration is begun, and the
         best candidate that was scored on all folds is fitted. The first pair of ridge
@@ -323,7 +344,10 @@ class RFAMRegressorCV(_Selecting, RFAMRegressor):  # type: ignore[misc]
         Number of folds; or the share of rows in one validation split; or
         what scikit-learn takes for `cv` (for groups pass the list of splits).
     scoring : str or callable, optional
-        As in scikit-learn; by default R squared. Weights are passed on to it.
+        As in scikit-learn; by default R squared. Weights are passed on to it, so it
+        must take them if there are any. A candidate with a score of NaN is never
+        chosen. By default a split with one answer only is scored by 1 less its squared
+        error in terms of the variance of all answers.
     time_limit_s : float, optional
         After three quarters of it no trajectory and no iteration is begun, and the
         best candidate that was scored on all folds is fitted. The first pair of ridge

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import joblib
@@ -24,7 +24,7 @@ from normalign.estimators.parts import (
 from normalign.estimators.tree import Grown
 from normalign.kernels import Kernel, initial_metric, median_distance, normalised
 
-__all__ = ["CutAxes", "Rows", "Sweeps", "jobs_at_once", "parallel"]
+__all__ = ["CutAxes", "Rows", "Sweeps", "Units", "jobs_at_once", "parallel"]
 
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -64,6 +64,32 @@ class CutAxes:
         ]
 
 
+@dataclass(frozen=True)
+class Units:
+    """What was asked of each merged row: its answers, and how often each was given.
+
+    Parameters
+    ----------
+    rows : array of int of shape (n,)
+        The merged row that each given row became a part of; sorted after ``of``.
+    targets : array of shape (n, k)
+    weights : array of shape (n,)
+    """
+
+    rows: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
+
+    def of(self, asked: np.ndarray) -> Units:
+        """Distinct answers of some merged rows, which are counted from 0 then."""
+        among = np.isin(self.rows, asked)
+        places = np.searchsorted(asked, self.rows[among])
+        keys = np.column_stack([places, self.targets[among]])
+        found, inverse = np.unique(keys, axis=0, return_inverse=True)
+        weights = np.bincount(inverse.ravel(), weights=self.weights[among])
+        return Units(found[:, 0].astype(int), found[:, 1:], weights)
+
+
 class Sweeps:
     """The iterations of Algorithm 1 on all leaves, one after the other."""
 
@@ -76,12 +102,15 @@ class Sweeps:
         seed: int,
         n_left_out: int,
         intercept: np.ndarray,
+        units: Units,
     ) -> None:
         self.grown, self.rows, self.recipe, self.n_jobs = grown, rows, recipe, n_jobs
         self.intercept = intercept
         self.random = np.random.default_rng([seed, 1])
         self.asked = np.sort(self.random.permutation(len(rows[0]))[:n_left_out])
+        self.units = units.of(self.asked) if n_left_out else None
         self.leaves = [leaf.numpy() for leaf in grown.leaves]
+        self.precise = [False] * len(self.leaves)
         self.unweighted = bool((rows[2] == 1).all())
         self.gates = [np.zeros(len(leaf)) for leaf in self.leaves]
         for leaf, reached, gate, _ in grown.tree.visits(torch.from_numpy(rows[0])):
@@ -104,13 +133,22 @@ class Sweeps:
         if not last:
             sampled[self.random.permutation(n)[: recipe.agop_samples]] = True
         jobs = [
-            self._job(recipe, metric, leaf, gate, sampled)
-            for leaf, gate in zip(self.leaves, self.gates, strict=True)
+            self._job(
+                replace(recipe, dtype=torch.float64) if precise else recipe,
+                metric,
+                leaf,
+                gate,
+                sampled,
+            )
+            for leaf, gate, precise in zip(
+                self.leaves, self.gates, self.precise, strict=True
+            )
         ]
         parts = []
         for part in parallel(solve_part, jobs, self.n_jobs):
             parts.append(part)
             bar.update()
+        self.precise = [part.coef.dtype == np.float64 for part in parts]
         outer = recipe.tensor(np.sum([part.outer for part in parts], axis=0))
         if bool(torch.isfinite(outer).all()) and bool(outer.any()):
             self.metric = normalised(outer)
@@ -177,18 +215,33 @@ class Sweeps:
             solved=_summary([part.solved for part in parts]),
             cut_short=False,
         )
-        left_out = self._left_out(parts) if len(self.asked) else None
-        return Partitioned(self.rows[0], arrays, [record], left_out)
+        left_out = None if self.units is None else self._left_out(parts, self.units)
+        x_fit = self.rows[0].astype(arrays["coef"].dtype)
+        return Partitioned(x_fit, arrays, [record], left_out)
 
-    def _left_out(self, parts: list[SolvedPart]) -> LeftOut:
-        """Leave-one-out outputs of the leaves, blended by the gates at their rows."""
-        outputs = np.zeros((len(self.asked), self.rows[1].shape[1]))
+    def _left_out(self, parts: list[SolvedPart], units: Units) -> LeftOut:
+        """Leave-one-out outputs of the leaves, blended by the gates at their rows.
+
+        A unit of weight goes with its own target: a row that was given twice with two
+        answers must not learn one of them from the other.
+        """
+        outputs = np.zeros_like(units.targets)
+        total = self.rows[2][self.asked][units.rows]
+        # parts of less than one unit are left out whole, as lighter rows are
+        share = np.minimum(units.weights, 1) / np.minimum(total, 1)
         for leaf, gate, part in zip(self.leaves, self.gates, parts, strict=True):
             known = np.flatnonzero(np.isin(leaf, self.asked))
-            place = np.searchsorted(self.asked, leaf[known])
-            outputs[place] += gate[known, None] * part.left_out
-        targets = self.rows[1][self.asked] + self.intercept
-        return LeftOut(outputs + self.intercept, targets, self.rows[2][self.asked])
+            place = np.full(len(self.asked), -1)
+            place[np.searchsorted(self.asked, leaf[known])] = np.arange(len(known))
+            here = place[units.rows] >= 0
+            at, mine = place[units.rows[here]], share[here]
+            targets = units.targets[here]
+            room = 1 - mine + mine * part.room[at]
+            found = targets - (targets - part.fitted[at]) / room[:, None]
+            outputs[here] += gate[known][at, None] * found
+        return LeftOut(
+            outputs + self.intercept, units.targets + self.intercept, units.weights
+        )
 
 
 def _summary(reports: list[dict[str, Any]]) -> dict[str, Any]:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 
 from normalign._checks import complaint, require, require_kind
+from normalign.estimators.arrays import as_numpy
+from normalign.estimators.cells import (
+    is_missing,
+    kinds_of,
+    text_of,
+    type_kind,
+    with_nan,
+)
 
 __all__ = ["ColumnsOfKind", "as_floats", "as_texts", "make_tabular_pipeline"]
 
+_CALLEE = "make_tabular_pipeline"
 _MISSING = "<missing>"
 
 
@@ -30,9 +41,10 @@ def make_tabular_pipeline(
     Numeric columns (pandas' nullable ones too) have missing values filled by the
     median and are scaled to unit variance. Texts, categories, objects and booleans
     become one indicator column per category; missing is a category, and one that was
-    not there in ``fit`` gets zeros (or the rare ones' column, if there is one). Which
+    not there in ``fit`` gets zeros (or the rare ones' column, if there is one). The
+    codes ``1``, ``1.0`` and ``True`` are one category, however they are stored. Which
     column is what is decided in ``fit``, for DataFrames by their types and for arrays
-    by their values.
+    by their values. Dates have no place here: turn them into numbers first.
 
     Parameters
     ----------
@@ -54,9 +66,10 @@ def make_tabular_pipeline(
     Raises
     ------
     TypeError
-        If the estimator is none.
+        If the estimator is none; in ``fit``, if the table is sparse.
     ValueError
         In ``fit``, if a column holds dates or something else with no place here.
+        Later, if a numeric column holds texts or infinite numbers.
 
     Examples
     --------
@@ -67,14 +80,17 @@ def make_tabular_pipeline(
     array([[0., 1., 0.],
            [0., 0., 1.]])
     """
-    callee = "make_tabular_pipeline"
     require_kind(
-        hasattr(estimator, "fit") and not isinstance(estimator, type), callee,
+        hasattr(estimator, "fit") and not isinstance(estimator, type), _CALLEE,
         "estimator", "an estimator", estimator, "Pass an instance, not its class.",
     )  # fmt: skip
-    require(max_categories > 1, callee, "max_categories", "2 or more", max_categories)
     require_kind(
-        not isinstance(categorical, str), callee, "categorical",
+        isinstance(max_categories, Integral), _CALLEE, "max_categories", "an integer",
+        repr(max_categories),
+    )  # fmt: skip
+    require(max_categories > 1, _CALLEE, "max_categories", "2 or more", max_categories)
+    require_kind(
+        not isinstance(categorical, str), _CALLEE, "categorical",
         "a sequence of columns", categorical, "Put the name in a list.",
     )  # fmt: skip
     numbers = make_pipeline(
@@ -125,12 +141,15 @@ class ColumnsOfKind:
 
     def __call__(self, X: Any) -> list[Any]:
         """Return their names, or positions if they have no names."""
+        require_kind(
+            not sparse.issparse(X), _CALLEE, "X", "dense, not sparse",
+            f"a sparse {type(X).__name__}", "Pass X.toarray().",
+        )  # fmt: skip
         names = [name for name, _, _ in _columns(X)]
         unknown = [name for name in self.categorical if name not in names]
         require(
-            not unknown, "make_tabular_pipeline", "categorical", "columns of the table",
-            repr(unknown),
-        )  # fmt: skip
+            not unknown, _CALLEE, "categorical", "columns of the table", repr(unknown)
+        )
         return [
             name
             for name, dtype, values in _columns(X)
@@ -140,21 +159,32 @@ class ColumnsOfKind:
     def _kind(self, name: Any, dtype: Any, values: Iterable[Any]) -> str:
         if name in self.categorical:
             return "category"
-        letter = getattr(dtype, "kind", "O")
-        if letter in "iuf":
-            return "number"
-        if letter in "bUS":
-            return "category"
-        if letter == "O":
-            whole = str(dtype) == "object" and all(map(_like_number, values))
-            return "number" if whole else "category"
+        kinds = _kinds(dtype, values)
+        strange = kinds & {"date", "complex"}
+        if not strange:
+            return "number" if kinds <= {"number"} else "category"
+        remedy = "Turn dates into numbers (years, days since ...) first."
+        if "date" not in strange:
+            remedy = "Make two columns of each, say the real and the imaginary part."
         raise ValueError(
             complaint(
-                "make_tabular_pipeline", f"column {name!r}",
-                "of numbers, booleans, texts or categories", f"{dtype}",
-                "Turn dates into numbers (years, days since ...) first.",
+                _CALLEE, f"column {name!r}",
+                "of numbers, booleans, texts or categories", f"{dtype}", remedy,
             )
         )  # fmt: skip
+
+
+def _kinds(dtype: Any, values: Iterable[Any]) -> set[str]:
+    """What a column holds; that of objects is told by their values."""
+    letter = getattr(dtype, "kind", "O")
+    for letters, kind in (
+        ("iuf", "number"), ("bUST", "text"), ("mM", "date"), ("c", "complex"),
+    ):  # fmt: skip
+        if letter in letters:
+            return {kind}
+    if str(dtype) == "object":
+        return kinds_of(values)
+    return {type_kind(getattr(dtype, "type", object))}
 
 
 def _columns(X: Any) -> Iterator[tuple[Any, Any, Any]]:
@@ -163,37 +193,50 @@ def _columns(X: Any) -> Iterator[tuple[Any, Any, Any]]:
         for i, name in enumerate(X.columns):
             yield name, X.dtypes.iloc[i], X.iloc[:, i]
     else:
-        for i in range(X.shape[1]):
-            yield i, X.dtype, X[:, i]
-
-
-def _like_number(value: Any) -> bool:
-    if isinstance(value, bool | np.bool_ | str | bytes):
-        return False
-    return _is_missing(value) or isinstance(value, int | float | np.number)
-
-
-def _is_missing(value: Any) -> bool:
-    # pandas' NA, which need not be there to import, is told by its name
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):
-        return True
-    return isinstance(value, float | np.floating) and bool(np.isnan(value))
+        values = as_numpy(X)
+        for i in range(values.shape[1]):
+            yield i, values.dtype, values[:, i]
 
 
 def as_floats(block: Any) -> np.ndarray:
     """Numeric columns as float64, missing ones as NaN.
+
+    Raises
+    ------
+    ValueError
+        If a value is no number, or infinite.
 
     Examples
     --------
     >>> as_floats(np.array([[1, None]], dtype=object))
     array([[ 1., nan]])
     """
+    try:
+        floats = _floats(block)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            complaint(
+                _CALLEE, "X", "numbers in the columns that were numbers in fit",
+                f"a value that is none ({error})", "Missing numbers are None or NaN.",
+            )
+        ) from error  # fmt: skip
+    infinite = np.isinf(floats)
+    names = getattr(block, "columns", None)
+    where = "" if names is None else f", in {list(names[infinite.any(axis=0)])}"
+    require(
+        not infinite.any(), _CALLEE, "X", "without infinite numbers",
+        f"inf in {infinite.sum()} places{where}", "Pass NaN for what is not known.",
+    )  # fmt: skip
+    return floats
+
+
+def _floats(block: Any) -> np.ndarray:
     if hasattr(block, "iloc"):
         return block.to_numpy(dtype=np.float64, na_value=np.nan)
-    if block.dtype.kind != "O":
-        return np.asarray(block, dtype=np.float64)
-    filled = [np.nan if _is_missing(value) else value for value in block.flat]
-    return np.array(filled, dtype=np.float64).reshape(block.shape)
+    values = as_numpy(block)
+    if values.dtype.kind == "O":
+        return with_nan(values)
+    return np.asarray(values, dtype=np.float64)
 
 
 def as_texts(block: Any) -> np.ndarray:
@@ -201,9 +244,10 @@ def as_texts(block: Any) -> np.ndarray:
 
     Examples
     --------
-    >>> as_texts(np.array([["a", None, True]], dtype=object))
-    array([['a', '<missing>', 'True']], dtype=object)
+    >>> as_texts(np.array([["a", None, 2.0]], dtype=object))
+    array([['a', '<missing>', '2']], dtype=object)
     """
-    values = block.to_numpy(dtype=object) if hasattr(block, "iloc") else block
-    texts = [_MISSING if _is_missing(value) else str(value) for value in values.flat]
+    framed = hasattr(block, "iloc")
+    values = block.to_numpy(dtype=object) if framed else as_numpy(block)
+    texts = [_MISSING if is_missing(value) else text_of(value) for value in values.flat]
     return np.array(texts, dtype=object).reshape(values.shape)

@@ -12,8 +12,16 @@ from sklearn.utils.validation import check_array, column_or_1d
 
 from normalign._checks import complaint, require, require_kind
 from normalign.estimators.arrays import as_numpy
+from normalign.estimators.cells import is_missing, kinds_of, with_nan
 
-__all__ = ["Answers", "class_labels", "numbers", "split_blocks"]
+__all__ = [
+    "Answers",
+    "class_labels",
+    "numbers",
+    "plain_labels",
+    "side_by_side",
+    "split_blocks",
+]
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,8 @@ def class_labels(
     Parameters
     ----------
     y : array-like of shape (n,) or (n, o)
-        Labels: integers, booleans, texts. Missing ones are refused.
+        Labels: integers, booleans, texts; of one kind in each column. Missing ones
+        are refused.
     n : int, optional
         How many there must be.
     kept : ndarray of bool of shape (n,), optional
@@ -65,7 +74,7 @@ def class_labels(
     Raises
     ------
     ValueError
-        If labels are missing, continuous, or all the same.
+        If labels are missing, continuous, of several kinds, or all the same.
 
     Examples
     --------
@@ -76,12 +85,14 @@ def class_labels(
     """
     labels = _label_array(callee, y)
     _require_length(callee, labels, n)
-    labels = labels if kept is None else labels[kept]
-    check_classification_targets(labels)
     flat = labels.ndim == 1 or labels.shape[1] == 1
     if flat:
         labels = column_or_1d(labels, warn=True)[:, None]
-    found = [np.unique(column, return_inverse=True) for column in labels.T]
+    found = []
+    for column in _label_columns(callee, labels):
+        counted = column if kept is None else column[kept]
+        check_classification_targets(counted)
+        found.append(np.unique(counted, return_inverse=True))
     for j, (classes, _) in enumerate(found):
         require(
             len(classes) > 1, callee, "y" if flat else f"column {j} of y",
@@ -95,6 +106,40 @@ def class_labels(
         tuple(classes for classes, _ in found),
         flat,
     )
+
+
+def plain_labels(callee: str, y: Any) -> np.ndarray:
+    """Return labels as plain arrays have them, of the kind of a machine's answers.
+
+    Objects that are all integers, floats or booleans become these.
+
+    Examples
+    --------
+    >>> plain_labels("score", np.array([True, False], dtype=object))
+    array([ True, False])
+    """
+    labels = _label_array(callee, y)
+    if labels.ndim == 1:
+        return _label_columns(callee, labels[:, None])[0]
+    return side_by_side(_label_columns(callee, labels))
+
+
+def side_by_side(columns: list[np.ndarray]) -> np.ndarray:
+    """Stack columns; as objects if they are not of one kind.
+
+    Examples
+    --------
+    >>> side_by_side([np.array([1, 2]), np.array(["a", "b"])])
+    array([[1, 'a'],
+           [2, 'b']], dtype=object)
+    """
+    kinds = {
+        "number" if column.dtype.kind in "biuf" else column.dtype.kind
+        for column in columns
+    }
+    if len(kinds) > 1:
+        columns = [column.astype(object) for column in columns]
+    return np.stack(columns, axis=1)
 
 
 def numbers(
@@ -115,8 +160,8 @@ def numbers(
     """
     _require_given(callee, y)
     values = check_array(
-        as_numpy(y), ensure_2d=False, dtype="float64", ensure_all_finite=False,
-        input_name="y",
+        _number_array(callee, y), ensure_2d=False, dtype="float64",
+        ensure_all_finite=False, input_name="y",
     )  # fmt: skip
     require(
         values.ndim <= 2, callee, "y", "of shape (n,) or (n, k)",
@@ -165,6 +210,20 @@ def _require_length(callee: str, y: np.ndarray, n: int | None) -> None:
     )  # fmt: skip
 
 
+def _number_array(callee: str, y: Any) -> np.ndarray:
+    given = np.asarray(as_numpy(y))
+    letter = given.dtype.kind
+    kinds = kinds_of(given.flat) if letter == "O" else set()
+    remedy = "A classifier takes labels."
+    if letter in "mM" or "date" in kinds:
+        remedy = "Turn dates into numbers (years, days since ...) first."
+    require(
+        letter in "biuf" or (letter == "O" and kinds <= {"boolean", "number"}),
+        callee, "y", "real numbers", f"an array of {given.dtype}", remedy,
+    )  # fmt: skip
+    return with_nan(given) if letter == "O" else given
+
+
 def _label_array(callee: str, y: Any) -> np.ndarray:
     _require_given(callee, y)
     missing = np.asarray(y.isna()) if hasattr(y, "isna") else None
@@ -179,14 +238,13 @@ def _label_array(callee: str, y: Any) -> np.ndarray:
         not missing.any(), callee, "y", "labels without missing ones",
         f"{missing.sum()} missing", "Drop those rows.",
     )  # fmt: skip
-    if labels.dtype.kind == "O" and labels.size:  # nullable numbers arrive as objects
-        tight = np.array(labels.tolist())
-        labels = tight if tight.dtype.kind in "biu" else labels
     return labels
 
 
 def _plain(y: Any) -> np.ndarray:
-    return y.to_numpy() if hasattr(y, "to_numpy") else np.asarray(y)
+    labels = y.to_numpy() if hasattr(y, "to_numpy") else np.asarray(y)
+    # numpy's texts of variable width are known to few
+    return labels.astype(object) if labels.dtype.kind == "T" else labels
 
 
 def _missing(labels: np.ndarray) -> np.ndarray:
@@ -194,6 +252,30 @@ def _missing(labels: np.ndarray) -> np.ndarray:
         return ~np.isfinite(labels)
     if labels.dtype.kind != "O":
         return np.zeros(labels.shape, dtype=bool)
-    # of all values only NaN and its like differ from themselves
-    absent = [v is None or (isinstance(v, float) and v != v) for v in labels.flat]
-    return np.reshape(absent, labels.shape)
+    absent = [is_missing(value) for value in labels.flat]
+    return np.reshape(np.array(absent, dtype=bool), labels.shape)
+
+
+def _label_columns(callee: str, labels: np.ndarray) -> list[np.ndarray]:
+    """The columns, each as an array of its own kind."""
+    columns = list(labels.T)
+    for j, column in enumerate(columns):
+        name = "y" if len(columns) == 1 else f"column {j} of y"
+        kinds = {"bytes"} if column.dtype.kind == "S" else set()
+        if column.dtype.kind == "O":
+            kinds = kinds_of(column)
+        require(
+            "bytes" not in kinds, callee, name, "integers, booleans or texts", "bytes",
+            "Decode them into texts.",
+        )  # fmt: skip
+        numeric = kinds <= {"boolean", "number"}
+        if column.dtype.kind == "O" and column.size:
+            types = sorted({type(value).__name__ for value in column})
+            require(
+                numeric or kinds == {"text"}, callee, name,
+                "labels of one kind: integers, booleans or texts",
+                f"objects of type {' and '.join(types)}", "Turn them into texts.",
+            )  # fmt: skip
+            # nullable numbers, and columns beside texts, arrive as objects
+            columns[j] = np.array(column.tolist()) if numeric else column
+    return columns

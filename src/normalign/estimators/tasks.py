@@ -16,6 +16,8 @@ from normalign.estimators.targets import (
     Answers,
     class_labels,
     numbers,
+    plain_labels,
+    side_by_side,
     split_blocks,
 )
 
@@ -39,14 +41,15 @@ class KernelClassifier(ClassifierMixin, KernelMachine):
         Returns
         -------
         array of shape (n,), or (n, o) for several label columns
-            Of the kind of X; texts are numpy's.
+            Of the kind of X; texts are numpy's. Label columns of several kinds come
+            back as objects.
         """
         outputs, finish = self._outputs(X)
         found = [
             classes[block.argmax(axis=1)]
             for classes, block in zip(self._classes, self._blocks(outputs), strict=True)
         ]
-        return finish(found[0] if _has_one_output(self) else np.stack(found, axis=1))
+        return finish(found[0] if _has_one_output(self) else side_by_side(found))
 
     def predict_proba(self, X: Any) -> Any:
         r"""Probabilities of the classes.
@@ -57,6 +60,12 @@ class KernelClassifier(ClassifierMixin, KernelMachine):
         each under the machine fitted without it (in closed form, with the metric held
         fixed), or those of the rows kept apart by ``validation_fraction``. It does not
         change which class is the likeliest.
+
+        The metric and the intercept (the shares of the classes) have still seen the
+        row. Where few rows have noisy labels the probabilities are therefore too sure:
+        with a fifth of the labels of a line in five columns wrong, by 0.2 on average
+        at 30 rows, 0.07 at 90, and 0.01 at 300. ``validation_fraction`` and
+        scikit-learn's ``CalibratedClassifierCV`` have no such flaw.
 
         Parameters
         ----------
@@ -94,7 +103,8 @@ class KernelClassifier(ClassifierMixin, KernelMachine):
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the accuracy on rows and their labels."""
-        return super().score(as_numpy(X), as_numpy(y), as_numpy(sample_weight))
+        labels = plain_labels(type(self).__name__, y)
+        return super().score(as_numpy(X), labels, as_numpy(sample_weight))
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from normalign._checks import complaint
 from normalign.estimators.arrays import Origin
 from normalign.estimators.base import two_seeds
 from normalign.estimators.leaves import Clock, shared_threads
@@ -44,6 +45,8 @@ class TrajectoryJob:
     fold : Fold
     scorer : callable, optional
         ``scorer(estimator, X, y)``; by default accuracy or R squared.
+    callee : str
+        In whose name complaints are made.
     needed : bool
         To be done even after the deadline, as far as iteration 0.
     clock : Clock
@@ -53,6 +56,7 @@ class TrajectoryJob:
     parameters: dict[str, Any]
     fold: Fold
     scorer: Callable[..., float] | None
+    callee: str
     needed: bool
     clock: Clock
 
@@ -128,13 +132,12 @@ def _views(job: TrajectoryJob) -> Iterator[Any]:
 
 def _whole(view: Any, problem: Problem) -> Iterator[tuple[Any, Callable]]:
     recipe, (_, seed) = view._recipe(problem), two_seeds(view.random_state)
-    x, y = recipe.tensor(problem.inside()), recipe.tensor(problem.targets())
-    weights = None if problem.weights is None else recipe.tensor(problem.weights)
-    for iteration in recipe.iterations(x, y, weights, seed):
+    rows_given = problem.inside(), problem.targets(), problem.weights
+    for iteration in recipe.iterations(*rows_given, seed):
 
         def left_out(at: Any = iteration) -> tuple[Any, ...]:
             rows = problem.sample(_CALIBRATION_ROWS, seed)
-            found = at.left_out(torch.as_tensor(rows, device=x.device))
+            found = at.left_out(torch.as_tensor(rows, device=recipe.device))
             mass = None if problem.weights is None else problem.weights[rows]
             outputs = found.cpu().double().numpy() + problem.intercept
             return outputs, problem.answers.columns[rows], mass
@@ -167,12 +170,55 @@ def _parts(view: Any, problem: Problem) -> Iterator[tuple[Any, Callable]]:
 def _score(view: Any, job: TrajectoryJob) -> float:
     x, y, weights = job.fold.test
     if job.scorer is not None:
-        more = {} if weights is None else {"sample_weight": weights}
-        return float(job.scorer(view, x, y, **more))
+        return _asked(job.scorer, view, job)
     found = view.predict(x).reshape(len(x), -1)
     truth = y.reshape(len(x), -1)
     mass = np.ones(len(x)) if weights is None else weights
     if job.classes:
         return float(np.average((found == truth).mean(axis=1), weights=mass))
+    unit = _deviation(job.fold).reshape(-1)
     score = Score((), np.zeros(truth.shape[1]))
-    return score(*(torch.as_tensor(part) for part in (found, truth, mass)))
+    return score(
+        *(torch.as_tensor(part) for part in (found / unit, truth / unit, mass))
+    )
+
+
+def _deviation(fold: Fold) -> np.ndarray:
+    """Standard deviation of each target over the rows on both sides of a split.
+
+    In these units a squared error has a size that does not depend on the caller's:
+    where a single row, or rows with one answer, are scored, they have no variance to
+    compare it with.
+    """
+    y = np.concatenate([fold.train[1], fold.test[1]])
+    masses = [fold.train[2], fold.test[2]]
+    mass = None if masses[0] is None else np.concatenate(masses)  # type: ignore[arg-type]
+    largest = np.abs(y).max(axis=0)
+    largest = np.where(largest > 0, largest, 1.0)
+    relative = y / largest
+    mean = np.average(relative, axis=0, weights=mass)
+    variance = np.average((relative - mean) ** 2, axis=0, weights=mass)
+    return np.where(variance > 0, np.sqrt(variance) * largest, largest)
+
+
+def _asked(scorer: Callable[..., Any], view: Any, job: TrajectoryJob) -> float:
+    """What the caller's scorer says; what it cannot do, in words of the house."""
+    x, y, weights = job.fold.test
+    more = {} if weights is None else {"sample_weight": weights}
+    try:
+        return float(scorer(view, x, y, **more))
+    except (TypeError, ValueError) as error:
+        rule = "a scorer that gives one number for every split"
+        remedy = "Call it on a machine fitted to that split to see why."
+        if weights is not None and "sample_weight" in str(error):
+            rule = "a scorer that takes sample_weight, because weights are given"
+            remedy = "Give it an argument sample_weight=None."
+        elif job.classes:
+            remedy = (
+                "A class with fewer rows than folds is missing on one side of some "
+                "split: take fewer folds, or merge rare classes."
+            )
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(
+            complaint(job.callee, "scoring", rule, f"one that says: {error}", remedy)
+        ) from error

@@ -226,7 +226,7 @@ def grow(
     ----------
     x : Tensor of shape (n, d)
     max_leaf_size : int
-        At least 2.
+        At least 1.
     overlap : float
         Share of a node's rows that both of its children hold.
     axes : callable

@@ -1,0 +1,134 @@
+"""Single values of a table: which are missing, numbers, texts or dates."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable
+from decimal import Decimal
+from functools import cache
+from numbers import Complex, Real
+from typing import Any
+
+import numpy as np
+
+__all__ = ["is_missing", "kinds_of", "text_of", "type_kind", "unmasked", "with_nan"]
+
+_DATES = (
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    np.datetime64,
+    np.timedelta64,
+)
+
+# Those of pandas, which need not be there to import, are told by their names.
+_ABSENT = ("NoneType", "NAType", "NaTType", "MaskedConstant")
+
+
+def is_missing(value: Any) -> bool:
+    """Say whether a value stands for none: None, NaN, NA, NaT, masked.
+
+    Examples
+    --------
+    >>> is_missing(None), is_missing(float("nan")), is_missing("")
+    (True, True, False)
+    """
+    if type(value).__name__ in _ABSENT:
+        return True
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        return bool(np.isnat(value))
+    if isinstance(value, Decimal):
+        return value.is_nan()
+    return isinstance(value, float | np.floating) and bool(np.isnan(value))
+
+
+@cache
+def type_kind(kind: type) -> str:
+    """Say what values of a type are.
+
+    Returns
+    -------
+    {"date", "boolean", "text", "bytes", "number", "complex", "other"}
+
+    Examples
+    --------
+    >>> type_kind(bool), type_kind(Decimal), type_kind(dict)
+    ('boolean', 'number', 'other')
+    """
+    # A timedelta of numpy counts as an integer there, so dates come first.
+    if issubclass(kind, _DATES) or kind.__name__ == "Period":
+        return "date"
+    for name, types in (
+        ("boolean", (bool, np.bool_)),
+        ("text", (str,)),
+        ("bytes", (bytes,)),
+        ("number", (Real, Decimal)),
+        ("complex", (Complex,)),
+    ):
+        if issubclass(kind, types):
+            return name
+    return "other"
+
+
+def kinds_of(values: Iterable[Any]) -> set[str]:
+    """Kinds of the values that are not missing.
+
+    Examples
+    --------
+    >>> sorted(kinds_of([1, None, "a"]))
+    ['number', 'text']
+    """
+    return {type_kind(type(value)) for value in values if not is_missing(value)}
+
+
+def text_of(value: Any) -> str:
+    """Text of a category that does not depend on how its code is stored.
+
+    A code of integers becomes one of floats as soon as one is missing, and booleans
+    become integers in many files: ``1``, ``1.0`` and ``True`` are one category.
+
+    Examples
+    --------
+    >>> text_of(1), text_of(1.0), text_of(True), text_of("1")
+    ('1', '1', '1', '1')
+    """
+    if isinstance(value, bool | np.bool_):
+        return str(int(value))
+    if isinstance(value, float | np.floating | Decimal):
+        number = float(value)
+        if number.is_integer():
+            return str(int(value))
+        return str(number if isinstance(value, Decimal) else value)
+    return str(value)
+
+
+def with_nan(values: np.ndarray) -> np.ndarray:
+    """Objects that are numbers, or missing, as float64.
+
+    Examples
+    --------
+    >>> with_nan(np.array([1, None], dtype=object))
+    array([ 1., nan])
+    """
+    filled = [np.nan if is_missing(value) else value for value in values.flat]
+    return np.array(filled, dtype=np.float64).reshape(values.shape)
+
+
+def unmasked(values: np.ma.MaskedArray) -> np.ndarray:
+    """A masked array as a plain one, with NaN (None for objects) under the mask.
+
+    Examples
+    --------
+    >>> unmasked(np.ma.masked_equal([1, 2], 2))
+    array([ 1., nan])
+    """
+    plain, mask = np.asarray(values.data), np.ma.getmaskarray(values)
+    if not mask.any():
+        return plain
+    if plain.dtype.kind in "biu":
+        return np.where(mask, np.nan, plain.astype(np.float64))
+    if plain.dtype.kind in "fc":
+        return np.where(mask, plain.dtype.type(np.nan), plain)
+    objects = plain.astype(object)
+    objects[mask] = None
+    return objects
