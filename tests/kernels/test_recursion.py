@@ -11,8 +11,10 @@ from normalign.kernels import (
     Machine,
     Solver,
     initial_metric,
+    recursion,
     recursions,
 )
+from normalign.kernels.agop import centred_agop
 from tests.kernels import transcription
 from tests.kernels.cases import DOUBLE, KERNELS, METRICS, metric, points
 
@@ -176,6 +178,21 @@ def test_many_rows_are_sampled_for_gradients_by_seed():
     assert torch.equal(first[-1].machine.metric, again[-1].machine.metric)
     assert not torch.equal(first[-1].machine.metric, other[-1].machine.metric)
     assert torch.equal(all_rows[-1].machine.metric, fitted(x, y)[-1].machine.metric)
+
+
+def test_little_memory_forbids_the_square_of_slopes(monkeypatch):
+    forms = []
+
+    def watched(*tables, form, **settings):
+        forms.append(form)
+        return centred_agop(*tables, form=form, **settings)
+
+    monkeypatch.setattr(recursion, "centred_agop", watched)
+    monkeypatch.setattr(recursion, "_SMALL_SQUARE", 0)
+    x, y = points(30, 6), points(30, 20, seed=1)
+    for limit in (1 << 30, 10_000):
+        fitted(x, y, n_iter=1, solver=Solver("cg", memory_limit=limit))
+    assert forms == ["pairs", "gradients"]
 
 
 def test_nothing_given_is_changed():

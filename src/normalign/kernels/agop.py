@@ -20,7 +20,6 @@ ways to the same matrix, and shapes say which is cheaper:
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import torch
@@ -104,7 +103,7 @@ def agop(
     )  # fmt: skip
 
 
-def centred_agop(  # noqa: PLR0913, what agop has, and the sides
+def centred_agop(
     x: Tensor,
     centers: Tensor,
     coef: Tensor,
@@ -115,12 +114,11 @@ def centred_agop(  # noqa: PLR0913, what agop has, and the sides
     weights: Tensor | None,
     diagonal: bool,
     form: Form = "auto",
-    most_entries: float = math.inf,
 ) -> Tensor:
     """The same for callers that have centred their points and have the sides."""
     if form == "auto":
         shape = len(x), len(centers), coef.shape[1], x.shape[1]
-        form = cheaper_form(*shape, kernel, most_entries=most_entries)
+        form = cheaper_form(*shape, kernel)
     if form == "pairs":
         if not isinstance(kernel, Radial):
             raise ValueError(
@@ -135,14 +133,12 @@ def centred_agop(  # noqa: PLR0913, what agop has, and the sides
     return _both_sides(total, kernel, metric, diagonal) / mass
 
 
-def cheaper_form(
-    n: int, m: int, k: int, d: int, kernel: Kernel, *, most_entries: float = math.inf
-) -> Form:
-    """Which of the two sums takes fewer operations, of those whose table fits."""
+def cheaper_form(n: int, m: int, k: int, d: int, kernel: Kernel) -> Form:
+    """Which of the two sums takes fewer operations."""
     by_gradients = 2 * n * m * k * (d + 1)
     by_pairs = n * m * m + 4 * n * m * (k + d)
-    fits = isinstance(kernel, Radial) and n * m <= most_entries
-    return "pairs" if fits and by_pairs < by_gradients else "gradients"
+    known = isinstance(kernel, Radial)
+    return "pairs" if known and by_pairs < by_gradients else "gradients"
 
 
 def _both_sides(

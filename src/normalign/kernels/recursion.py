@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from normalign._checks import require
-from normalign.kernels.agop import centred_agop
+from normalign.kernels.agop import centred_agop, cheaper_form
 from normalign.kernels.functions import (
     Kernel,
     median_distance,
@@ -261,15 +261,17 @@ def _updated(
         chosen = chosen.to(rows.device)
         rows, left = rows[chosen], left[chosen]
         share = None if weights is None else weights[chosen]
-    most = math.inf
-    if len(rows) * len(system.points) > _SMALL_SQUARE:
-        # "pairs" wants a square beside the solver's triangle
+    (n, d), (m, k) = rows.shape, machine.coef.shape
+    form = cheaper_form(n, m, k, d, machine.kernel)
+    if form == "pairs" and n * m > _SMALL_SQUARE:
+        # It wants a square beside the solver's triangle.
         allowed = solver.memory_limit or available_bytes(rows.device)
-        most = allowed / (4 * rows.dtype.itemsize)
+        fits = 4 * n * m * rows.dtype.itemsize <= allowed
+        form = "pairs" if fits else "gradients"
     update = centred_agop(
         rows, system.points, machine.coef, machine.kernel, (left, right),
         metric=machine.metric, weights=share, diagonal=machine.metric.ndim == 1,
-        most_entries=most,
+        form=form,
     )  # fmt: skip
     trace = float(metric_diagonal(update).sum())
     if not 0 < trace < math.inf:
