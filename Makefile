@@ -9,7 +9,7 @@ run: $(READY)
 	$(BIN)/normalign tour --out out/tour
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not cuda and not data and not browser" \
+	$(BIN)/python -m pytest -m "not cuda and not data and not browser and not full" \
 		--cov --cov-report=term
 
 # What else is checked before a change lands; `make test` comes first.

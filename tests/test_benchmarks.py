@@ -53,6 +53,7 @@ def test_an_unknown_part_is_refused():
     assert "--only must be some of a,b,c, got d" in done.stderr
 
 
+@pytest.mark.full
 def test_the_rfm_benchmark_runs_and_every_contestant_does_the_same_work(tmp_path):
     pytest.importorskip("xrfm", reason="needs the peers extra")
     saved = tmp_path / "all.json"

@@ -481,7 +481,7 @@ def test_the_contract_of_scikit_learn_holds(kind):
     check_estimator(kind(**small))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [RFAMClassifierCV, RFAMRegressorCV])
 def test_the_contract_of_scikit_learn_holds_with_all_defaults(kind):
     check_estimator(kind())

@@ -94,7 +94,8 @@ class Frame:
         high = table.max(axis=0).astype(np.float64)
         # halves, because the range of finite numbers may be infinite
         half = np.maximum(high / 2 - middle / 2, middle / 2 - low / 2).max()
-        return cls(middle, power_of_two(2 * float(half)))
+        # infinite, and refused later, if twice the half is
+        return cls(middle, 2 * power_of_two(float(half)) if half else 1.0)
 
     def require_size(self, callee: str) -> None:
         """Complain if bandwidths and derivatives could not be told in these units."""
