@@ -128,7 +128,7 @@ def fits(options: argparse.Namespace) -> Iterator[Row]:
         cases = [(600, 20, 40, 1)]
     header("(a) full fit", CONTESTANTS, "s")
     for n, d, k, n_iter in cases:
-        rounds = options.rounds or (1 if options.quick or n >= 16000 else 3)
+        rounds = 1 if options.quick or n >= 16000 else options.rounds or 3
         row: Row = {"n": n, "d": d, "k": k, "n_iter": n_iter, "rounds": rounds}
         turns: dict[str, list[Row]] = {name: [] for name in CONTESTANTS}
         with tempfile.TemporaryDirectory() as folder:
