@@ -22,7 +22,7 @@ def rfm(result: Row) -> list[str]:
     kinds = {
         "a": ("full fit", "seconds", _seconds),
         "b": ("peak memory above import", "megabytes", lambda v: f"{v:.0f} MB"),
-        "c": ("small tables", "milliseconds", lambda v: f"{v:.2g} ms"),
+        "c": ("small tables", "milliseconds", lambda v: _milliseconds(v)),
         "d": ("one iteration", "seconds", _seconds),
     }
     lines: list[str] = []
@@ -39,6 +39,10 @@ def rfm(result: Row) -> list[str]:
 
 def _seconds(value: float) -> str:
     return f"{value:.1f} s" if value >= 10 else f"{value:.2g} s"
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:.0f} ms" if value >= 10 else f"{value:.2g} ms"
 
 
 def _contest(title: str, rows: list[Row], quantity: str, told: Any) -> list[str]:
@@ -131,7 +135,7 @@ def ridges(result: Row) -> list[str]:
     ]
     for row in result["rows"]:
         lines.append(
-            f"| {row['n']} | {1e3 * row['cholesky_s']:.2g} ms "
-            f"| {1e3 * row['eigh_s']:.2g} ms | {row['ratio']:.1f} |"
+            f"| {row['n']} | {_milliseconds(1e3 * row['cholesky_s'])} "
+            f"| {_milliseconds(1e3 * row['eigh_s'])} | {row['ratio']:.1f} |"
         )
     return lines

@@ -5,8 +5,8 @@ With :math:`W^{1/2} K W^{1/2} = Q \Lambda Q^\top` every ridge costs two products
 .. math:: a(\rho) = W^{1/2} Q (\Lambda + \rho I)^{-1} Q^\top W^{1/2} y
 
 but an eigendecomposition costs as much as several Cholesky factors, and the more of
-them the larger the matrix: on two cores 2 at 100 rows, 6 at 300, 13 at 700, 38 at 2500
-(``benchmarks/ridges.py``). So five ridges share one only for small tables.
+them the larger the matrix: on two cores 2 at 100 rows, 4 to 6 at 300, 12 at 700, 24 to
+38 at 2500 (``benchmarks/ridges.py``). So five ridges share one only for small tables.
 """
 
 from __future__ import annotations
