@@ -58,6 +58,9 @@ class Machine:
 
     .. math:: f(x) = b + \sum_j a_j \, \phi_M(x, x_j)
 
+    It computes in its own dtype, which is float64 where float32 did not do, whatever
+    the dtype of the rows that it is asked about.
+
     Parameters
     ----------
     centers : Tensor of shape (m, d)
@@ -74,7 +77,8 @@ class Machine:
     intercept: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Outputs at every row, ``(n, k)``."""
+        """Outputs at every row, ``(n, k)``, in the machine's dtype."""
+        x = x.to(self.coef.dtype)
         with full_precision(x.device):
             return self.intercept + expansion(
                 x, self.centers, self.coef, self.kernel, metric=self.metric
@@ -82,6 +86,7 @@ class Machine:
 
     def jacobian(self, x: Tensor) -> Tensor:
         """Jacobians at every row, ``(n, k, d)``, in closed form."""
+        x = x.to(self.coef.dtype)
         with full_precision(x.device):
             return expansion_jacobian(
                 x, self.centers, self.coef, self.kernel, metric=self.metric
