@@ -44,7 +44,7 @@ def test_scikit_learn_finds_nothing_wrong(estimator, check):
     check(estimator)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @parametrize_with_checks(
     [RFAMClassifier(max_leaf_size=10), RFMRegressor(max_leaf_size=10)]
 )
