@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -40,7 +41,7 @@ __all__ = ["KernelMachine", "two_seeds", "unchanged_on_failure"]
 _CALIBRATION_ROWS = 500
 
 
-class KernelMachine(FittedMachine):
+class KernelMachine(FittedMachine, ABC):
     """Base of the estimators; a subclass says what answers are.
 
     ``fit`` turns tables into a :class:`~normalign.estimators.problem.Problem` and
@@ -121,8 +122,9 @@ class KernelMachine(FittedMachine):
             self._fit_problem(self._problem(table, answers, weights, Origin.of(X)))
         return self
 
+    @abstractmethod
     def _answers(self, y: Any, n: int, kept: np.ndarray | None) -> Answers:
-        raise NotImplementedError
+        """Answers as columns of numbers: what a task makes of ``y``."""
 
     def _identity_weight(self) -> float:
         return 1.0  # an RFM starts with the identity

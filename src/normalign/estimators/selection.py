@@ -334,45 +334,25 @@ class RFAMRegressorCV(_Selecting, RFAMRegressor):  # type: ignore[misc]
 
     Parameters
     ----------
-    ridges : sequence of float, default=(10.0, 1.0, 0.1, 0.01, 0.001)
-        Those of the paper's experiments.
-    identity_weights : sequence of float in [0, 1], default=(0.0, 0.01, 0.1, 1.0)
-        0 is the covariance alone, 1 an RFM.
-    n_iter : int, default=5
-        Iterations 0 to `n_iter` are candidates.
     cv : int, float, splitter or iterable, default=5
-        Number of folds; or the share of rows in one validation split; or
-        what scikit-learn takes for `cv` (for groups pass the list of splits).
+        Number of folds; or the share of rows in one validation split; or what
+        scikit-learn takes for `cv` (for groups pass the list of splits).
     scoring : str or callable, optional
         As in scikit-learn; by default R squared. Weights are passed on to it, so it
         must take them if there are any. A candidate with a score of NaN is never
         chosen. By default a split with one answer only is scored by 1 less its squared
         error in terms of the variance of all answers.
-    time_limit_s : float, optional
-        After three quarters of it no trajectory and no iteration is begun, and the
-        best candidate that was scored on all folds is fitted. The first pair of ridge
-        and identity weight is always scored, as far as iteration 0.
-    n_jobs : int, optional
-        Workers of joblib; folds and candidates are independent.
-    random_state : int, RandomState or None, default=None
-        For folds, and handed to every fit.
+    ridges, identity_weights, n_iter, time_limit_s, n_jobs, random_state
+        As in :class:`RFAMClassifierCV`.
     kernel, exponent, bandwidth, bandwidth_rule, diagonal, center, solver, device, \
     dtype, memory_limit, max_leaf_size, agop_samples, verbose
         As in :class:`RFAMRegressor`.
 
     Attributes
     ----------
-    ridge_, identity_weight_, n_iter_ : float, float, int
-        What was chosen.
-    best_params_ : dict
-        The same by name.
-    best_score_, best_index_ : float, int
-        Mean score of the candidate chosen, and its place in `cv_results_`.
-    cv_results_ : dict of str to ndarray
-        One entry per candidate, named as in ``GridSearchCV``; NaN where there was no
-        time. ``mean_fit_time`` is the time until that iteration.
-    n_splits_ : int
-        Folds used: those without rows to score on are not.
+    ridge_, identity_weight_, n_iter_, best_params_, best_score_, best_index_, \
+    cv_results_, n_splits_
+        As in :class:`RFAMClassifierCV`.
     metric_, dual_coef_, X_fit_, feature_importances_ and all others
         Of the machine fitted to all rows, as in :class:`RFAMRegressor`.
 
