@@ -53,6 +53,8 @@ def write_bytes(path: Path, content: bytes) -> Path:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         # mkstemp makes files that only their owner can read
         Path(name).chmod(0o644)
         os.replace(name, path)
@@ -62,9 +64,11 @@ def write_bytes(path: Path, content: bytes) -> Path:
     return path
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> Path:
+def write_json(
+    path: Path, content: Mapping[str, Any], *, indent: int | None = 1
+) -> Path:
     """Write a mapping as JSON that any parser reads: no NaN, no infinity."""
-    text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+    text = json.dumps(content, indent=indent, allow_nan=False, ensure_ascii=False)
     return write_bytes(path, f"{text}\n".encode())
 
 

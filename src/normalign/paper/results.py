@@ -1,0 +1,149 @@
+"""Finished runs on disk: one file each, found again by key; and archives of many.
+
+A file is written whole or not at all. One that is damaged is set aside, never read and
+never overwritten; its run counts as missing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from normalign._checks import require
+from normalign.paper.spec import Record, Run
+from normalign.paper.store import write_json
+
+__all__ = ["Store", "read_archive", "write_archive"]
+
+FORMAT = 1
+_log = logging.getLogger(__name__)
+
+
+class Store:
+    """Results by the key of their run, in a folder, with archives to read from.
+
+    Parameters
+    ----------
+    folder : Path
+        Made when the first result is written.
+    archives : iterable of Path
+        Files of :func:`write_archive`, or folders of them. What the folder has comes
+        first.
+    """
+
+    def __init__(self, folder: Path, *, archives: Iterable[Path] = ()) -> None:
+        self.folder = Path(folder)
+        self._archives = [file for path in archives for file in _files(Path(path))]
+        self._archived: dict[str, dict[str, Any]] | None = None
+
+    def path(self, run: Run) -> Path:
+        """Return where the result of a run is, or will be."""
+        return self.folder / run.experiment / f"{run.key}.json"
+
+    def has(self, run: Run) -> bool:
+        """Say whether a run is finished."""
+        return self.read(run) is not None
+
+    def read(self, run: Run) -> Record | None:
+        """Return what came out of a run, or ``None`` if it is not there."""
+        path = self.path(run)
+        stored = _entry(path) if path.is_file() else self._from_archive(run.key)
+        if stored is None:
+            return None
+        return Record(run, stored["result"], stored["made"])
+
+    def write(self, run: Run, result: dict[str, Any], made: dict[str, Any]) -> Path:
+        """Keep what came out of a run."""
+        return write_json(self.path(run), _entry_of(Record(run, result, made)))
+
+    def records(self, runs: Sequence[Run]) -> list[Record]:
+        """Return the records of those runs that are finished, in the order given."""
+        found = (self.read(run) for run in runs)
+        return [record for record in found if record is not None]
+
+    def _from_archive(self, key: str) -> dict[str, Any] | None:
+        if self._archived is None:
+            self._archived = {}
+            for file in self._archives:
+                for entry in _archive_entries(file):
+                    self._archived.setdefault(entry["key"], entry)
+        return self._archived.get(key)
+
+
+def write_archive(path: Path, records: Iterable[Record], **about: Any) -> Path:
+    """Write records into one file, to be committed or sent.
+
+    Parameters
+    ----------
+    about
+        Further entries of the file's head, such as ``item="table1"``.
+    """
+    entries = sorted((_entry_of(r) for r in records), key=lambda entry: entry["key"])
+    # What all runs were made by is said once.
+    made = [entry["made"] for entry in entries]
+    names = set(made[0]) if made else set()
+    shared = {
+        name: made[0][name]
+        for name in sorted(names)
+        if all(one.get(name) == made[0][name] for one in made)
+    }
+    for entry in entries:
+        entry["made"] = {n: v for n, v in entry["made"].items() if n not in shared}
+    head = {"format": FORMAT, **about, "made": shared}
+    return write_json(path, {**head, "records": entries}, indent=None)
+
+
+def read_archive(path: Path) -> list[Record]:
+    """Return the records in a file of :func:`write_archive`.
+
+    Raises
+    ------
+    ValueError
+        If the file is something else.
+    """
+    return [
+        Record(Run(**entry["run"]), entry["result"], entry["made"])
+        for entry in _archive_entries(path)
+    ]
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(path.glob("*.json")) if path.is_dir() else [path]
+
+
+def _archive_entries(path: Path) -> list[dict[str, Any]]:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    rule, known = "an archive of results", isinstance(content, dict)
+    known = known and "records" in content
+    require(known, "read_archive", "path", rule, f"{path.name}")
+    rule, of = f"of format {FORMAT}", content.get("format")
+    require(of == FORMAT, "read_archive", "path", rule, f"{path.name} of format {of}")
+    return [
+        {**entry, "made": {**content["made"], **entry["made"]}}
+        for entry in content["records"]
+    ]
+
+
+def _entry_of(record: Record) -> dict[str, Any]:
+    return {
+        "format": FORMAT, "key": record.run.key, "run": record.run.to_dict(),
+        "result": record.result, "made": dict(record.made),
+    }  # fmt: skip
+
+
+def _entry(path: Path) -> dict[str, Any] | None:
+    """Return a stored result, or set a file aside that is none."""
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        if entry["format"] == FORMAT and entry["key"] == path.stem:
+            return entry
+        reason = "it is of another format or key"
+    except (ValueError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+    aside = path.with_suffix(".damaged")
+    path.replace(aside)
+    _log.warning("%s was set aside as %s: %s", path, aside.name, reason)
+    return None
