@@ -43,23 +43,14 @@ from torch import Tensor, nn
 
 from normalign.data import xor_clusters, xor_noise
 from normalign.nn import mlp
-from normalign.paper.acceleration import (
-    METHODS,
-    TASKS,
-    Instance,
-    Task,
-    acceleration_ensemble,
-    task,
-)
-from normalign.paper.acceleration_table import (
-    acceleration_rows,
-    epochs_to_grok,
-    write_acceleration,
-)
+from normalign.paper.acceleration_table import acceleration_rows
+from normalign.paper.experiments.acceleration import METHODS, acceleration_ensemble
+from normalign.paper.experiments.acceleration_tasks import TASKS, Instance, Task, task
 from normalign.paper.store import commit
 from normalign.regularizers import GrokAlign
 from normalign.training import (
     Ensemble,
+    Trained,
     accuracy,
     is_evaluated,
     rules,
@@ -85,6 +76,11 @@ def ensemble(
     return acceleration_ensemble(
         given, methods=(method,), seeds=list(instances), device=device
     )
+
+
+def grokked_at(task: Task, run: Trained) -> int | None:
+    row = run.history.first(task.has_grokked)
+    return None if row is None else int(row["epoch"])
 
 
 # --- the contestants --------------------------------------------------------------
@@ -416,7 +412,7 @@ def run_to_the_end(
     spent = seconds(
         lambda: runs.extend(ensemble(xor, method, instances, device).train())
     )
-    epochs = epochs_to_grok(xor, runs)[method]
+    epochs = {run.member.seed: grokked_at(xor, run) for run in runs}
     last = [int(run.history["epoch"][-1]) for run in runs]
     return {"epochs": list(epochs.values()), "last": last, "seconds": spent}
 
@@ -471,7 +467,8 @@ def part_c(options: argparse.Namespace) -> dict[str, Any]:
     total = time.perf_counter() - start
     results, finished, diverged = {}, {}, []
     for (name, one), runs, last in zip(tasks.items(), trained, ended, strict=True):
-        results[name] = epochs_to_grok(one, runs)
+        epochs = iter([grokked_at(one, run) for run in runs])
+        results[name] = {m: {seed: next(epochs) for seed in seeds} for m in METHODS}
         finished[name] = {
             method: max(last[k * len(seeds) + j] for j in range(len(seeds))) - start
             for k, method in enumerate(METHODS)
@@ -483,12 +480,6 @@ def part_c(options: argparse.Namespace) -> dict[str, Any]:
     for row in rows:
         row["finished"] = finished[row["task"]][row["method"]]
     show_table(rows, total)
-    if options.table:
-        where = torch.cuda.get_device_name() if device == "cuda" else machine()
-        write_acceleration(
-            options.table, results, preset="released", device=where, seconds=total,
-            finished=finished, commit=options.commit,
-        )  # fmt: skip
     peak = torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else None
     return {
         "seconds": total, "setup": setup, "megabytes": peak, "diverged": diverged,
@@ -532,7 +523,6 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="run XOR directly, too")
     parser.add_argument("--rounds", type=int, help="instead of each part's own number")
     parser.add_argument("--save", type=Path, help="write the JSON to this file too")
-    parser.add_argument("--table", type=Path, help="write the runs of (c) to this file")
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
     options = parser.parse_args()

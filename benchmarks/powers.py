@@ -24,7 +24,8 @@ from pathlib import Path
 
 import torch
 
-from normalign.paper.acceleration import Task, mnist_start, task
+from normalign.paper.experiments.acceleration import member
+from normalign.paper.experiments.acceleration_tasks import Images, Task, task
 from normalign.paper.store import commit
 from normalign.regularizers import PenaltyForm
 from normalign.training import Ensemble, train_together
@@ -65,8 +66,7 @@ def setting_of(name: str) -> Task:
     if name not in VARIANTS:
         return task(name)
     loss, bias, scale = VARIANTS[name]
-    build = mnist_start(200, bias=bias, init_scale=scale, subset="first")
-    return replace(task(loss), build=build)
+    return replace(task(loss), build=Images(bias=bias, init_scale=scale))
 
 
 def pilot(name: str, seeds: range, device: str) -> tuple[Ensemble, list[dict]]:
@@ -80,10 +80,10 @@ def pilot(name: str, seeds: range, device: str) -> tuple[Ensemble, list[dict]]:
     ]
     for form, penalty, weight in candidates:
         for seed in seeds:
-            member = replace(setting.member("baseline", seed), weight=weight)
+            way = replace(member(setting, "baseline", seed), weight=weight)
             if penalty is not None:
-                member = replace(member, penalty=penalty)
-            members.append(member)
+                way = replace(way, penalty=penalty)
+            members.append(way)
             starts.append(instances[seed])
             told.append({"task": name, "form": form, "weight": weight, "seed": seed})
     also = {key: [one.also[key] for one in starts] for key in starts[0].also}

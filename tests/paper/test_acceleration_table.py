@@ -2,24 +2,23 @@
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from normalign.paper.acceleration import METHODS, TASKS, acceleration_ensemble, task
 from normalign.paper.acceleration_table import (
     acceleration_rows,
-    epochs_to_grok,
+    cost_rows,
+    epochs_by_seed,
     paired_p,
     published_acceleration,
-    read_acceleration,
+    table_rows,
     welch_p,
-    write_acceleration,
 )
-from normalign.training import History, Trained
-from tests.paper.test_acceleration import small
+from normalign.paper.experiments.acceleration import METHODS
+from normalign.paper.experiments.acceleration_tasks import TASKS
+from normalign.paper.spec import Record, Run
 
 EPOCHS = st.integers(1, 20_000)
 BY_SEED = st.dictionaries(st.integers(0, 9), EPOCHS | st.none(), min_size=1)
@@ -30,47 +29,55 @@ RESULTS = st.dictionaries(
 )
 
 
-def run(method, seed, accuracies, *, stopped="epochs", name="modular"):
-    """A run that was evaluated at epochs 0, 10, 20, ..."""
-    history = History()
-    for i, accuracy in enumerate(accuracies):
-        row = {"epoch": 10 * i, "train_loss": 0.0, "train_accuracy": 1.0}
-        history.append({**row, "test_accuracy": accuracy})
-    return Trained(task(name).member(method, seed), history, stopped, {})
+def record(method, seed, epoch, *, name="modular", pace=0.1, weight=0.0):
+    """A finished run that grokked at an epoch, or did not."""
+    run = Run("acceleration", 1, "full", "released", "synthetic",
+              {"task": name, "method": method}, seed)  # fmt: skip
+    return Record(run, {"epoch": epoch, "seconds_per_epoch": pace, "weight": weight})
 
 
-def test_a_run_groks_at_the_first_row_that_meets_the_criteria():
-    runs = [
-        run("baseline", 0, [0.1, 0.5, 0.995, 0.2, 1.0]),
-        run("baseline", 1, [0.1, 0.99, 0.99], stopped="epochs"),  # not above 0.99
-        run("baseline", 2, [0.1, 0.2], stopped="diverged"),
-        run("baseline", 3, [0.1, 1.0], stopped="criterion"),
+def table(**methods):
+    """Records of one task: the epochs of each method, seed by seed."""
+    return [
+        record(method, seed, epoch)
+        for method, epochs in methods.items()
+        for seed, epoch in enumerate(epochs)
     ]
-    found = epochs_to_grok(task("modular"), runs)
-    assert found == {"baseline": {0: 20, 1: None, 2: None, 3: 10}}
 
 
-def test_runs_find_their_methods_in_whatever_order_they_come():
-    runs = [run(m, s, [0.0, 1.0]) for s in (0, 1) for m in reversed(METHODS)]
-    found = epochs_to_grok(task("modular"), runs)
-    assert list(found) == list(METHODS)
-    assert all(seeds == {0: 10, 1: 10} for seeds in found.values())
+def test_epochs_are_found_by_task_method_and_seed_in_the_tables_order():
+    records = [
+        record(m, s, 10 * s or None, name=t)
+        for t in ("modular", "xor") for s in (1, 0) for m in reversed(METHODS)
+    ]  # fmt: skip
+    found = epochs_by_seed(records)
+    assert list(found) == ["xor", "modular"]
+    assert list(found["xor"]) == list(METHODS)
+    assert found["modular"]["orthograd"] == {0: None, 1: 10}
 
 
-@pytest.mark.parametrize("stopped", ["interrupted", "callback"])
-def test_a_run_that_was_cut_short_is_no_failure_to_grok(stopped):
-    runs = [run("baseline", 0, [0.1, 0.2], stopped=stopped)]
-    with pytest.raises(ValueError, match=rf"trained\[0\] .*got '{stopped}'. Train"):
-        epochs_to_grok(task("modular"), runs)
-    whole = run("baseline", 0, [0.1, 1.0], stopped=stopped)
-    assert epochs_to_grok(task("modular"), [whole]) == {"baseline": {0: 10}}
+def test_rows_have_titles_and_an_interval_over_the_seeds_that_grokked():
+    base, ours = table_rows(table(baseline=[100, 120], grokalign=[50, None]))
+    assert (base["task"], base["method"]) == ("Modular addition", "Baseline")
+    low, high = base["epochs_interval"]
+    # Two numbers 20 apart: mean 110, standard error 10, t(0.975, 1) = 12.706.
+    assert (low, high) == pytest.approx((110 - 127.06, 110 + 127.06), abs=0.01)
+    assert ours["epochs_interval"] is None
+    assert ours["share"] == 0.5
 
 
-def test_runs_of_another_task_and_runs_that_come_twice_are_refused():
-    with pytest.raises(ValueError, match="a run of the task 'XOR'"):
-        epochs_to_grok(task("xor"), [run("baseline", 0, [1.0])])
-    with pytest.raises(ValueError, match=r"trained\[1\] must be one run for each"):
-        epochs_to_grok(task("modular"), [run("grokfast", 4, [1.0])] * 2)
+def test_seconds_take_the_price_of_an_epoch_into_account():
+    records = [
+        record("baseline", 0, 300, pace=0.1), record("grokalign", 0, 100, pace=0.15),
+    ]  # fmt: skip
+    base, ours = cost_rows(records)
+    assert (base["relative"], base["speedup"]) == (1.0, None)
+    assert ours["relative"] == pytest.approx(1.5)
+    assert ours["speedup"] == 3.0
+    assert ours["faster"] == pytest.approx(2.0)
+    assert ours["pace"] == pytest.approx(150)
+    (alone,) = cost_rows(records[1:])
+    assert alone["relative"] is alone["faster"] is None
 
 
 @given(EPOCHS, EPOCHS)
@@ -190,45 +197,3 @@ def test_the_papers_numbers_stand_in_the_row_of_their_cell():
     assert (row["published_speedup"], row["published_p"]) == (6.52, 6.6e-10)
     (other,) = acceleration_rows({"another": {"grokalign": {0: 1200}}})
     assert other["published_epochs"] is None
-
-
-def test_what_was_written_can_be_read_and_says_where_it_is_from(tmp_path):
-    results = {"xor": {"baseline": {0: 150, 3: None}, "grokalign": {0: 99, 3: 97}}}
-    path = write_acceleration(
-        tmp_path / "table1.json", results, preset="released", device="two cores",
-        seconds=12.5, finished={"xor": {"baseline": 11.0}}, commit="abc",
-    )  # fmt: skip
-    assert read_acceleration(path) == results
-    record = json.loads(path.read_text())
-    assert record["tasks"]["xor"]["baseline"] == {
-        "seeds": [0, 3], "epochs": [150, None], "finished": 11.0,
-    }  # fmt: skip
-    assert record["tasks"]["xor"]["grokalign"]["finished"] is None
-    assert (record["device"], record["seconds"]) == ("two cores", 12.5)
-    assert record["commit"] == "abc"
-    assert {"torch", "normalign", "python"} <= set(record["versions"])
-
-
-def test_other_files_and_presets_are_refused(tmp_path):
-    path = tmp_path / "other.json"
-    for text in ("{}", "[1]"):
-        path.write_text(text)
-        with pytest.raises(ValueError, match=r"got other\.json"):
-            read_acceleration(path)
-    with pytest.raises(ValueError, match="'released' or 'text', got 'mine'"):
-        write_acceleration(path, {}, preset="mine", device="", seconds=0.0)
-
-
-def test_epochs_come_from_real_runs_too():
-    loose = {"train_accuracy": 0.99, "test_accuracy": -1.0}
-    one = replace(small("modular"), epochs=300, criteria=loose)
-    runs = acceleration_ensemble(one, seeds=(0, 1)).train()
-    found = epochs_to_grok(one, runs)
-    assert list(found) == list(METHODS)
-    for method, seeds in found.items():
-        for seed, epoch in seeds.items():
-            member = one.member(method, seed)
-            (run,) = (run for run in runs if run.member == member)
-            grokked = run.stopped == "criterion"
-            assert epoch == (run.history["epoch"][-1] if grokked else None)
-    assert found["baseline"][0] is not None

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import csv
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from scipy import stats
 
-from normalign._checks import require
-from normalign.paper.acceleration import METHODS, TASKS, Task
-from normalign.paper.store import provenance, write_json
-from normalign.training import Trained
+from normalign.paper.spec import Records
+from normalign.paper.summaries import grouped, interval
 
 __all__ = [
-    "acceleration_rows",
-    "epochs_to_grok",
-    "paired_p",
-    "published_acceleration",
-    "read_acceleration",
-    "welch_p",
-    "write_acceleration",
-]
+    "METHOD_TITLES", "TASK_TITLES", "acceleration_rows", "cost_rows", "epochs_by_seed",
+    "paired_p", "published_acceleration", "table_rows", "welch_p",
+]  # fmt: skip
 
 # The epoch at which each seed grokked, or None: by method, and by task and method.
 BySeed = Mapping[int, int | None]
@@ -33,40 +24,86 @@ Results = Mapping[str, Mapping[str, BySeed]]
 
 _FIELDS = ("share", "epochs", "speedup", "p")
 
+TASK_TITLES = {
+    "xor": "XOR", "parity": "Sparse parity", "mnist_ce": "MNIST, cross-entropy",
+    "mnist_se": "MNIST, squared error", "modular": "Modular addition",
+}  # fmt: skip
+METHOD_TITLES = {
+    "baseline": "Baseline", "grokfast": "Grokfast", "orthograd": "OrthoGrad",
+    "grokalign": "GrokAlign", "grokfast_matched": "Grokfast, matched steps",
+    "grokalign_tuned": "GrokAlign, squared norm, tuned weight",
+}  # fmt: skip
 
-def epochs_to_grok(
-    task: Task, trained: Sequence[Trained]
-) -> dict[str, dict[int, int | None]]:
-    """Return the epoch at which each run of a task grokked, by method and seed.
 
-    It is the first evaluated one that meets the task's criteria, and ``None`` for a run
-    that was trained to its last epoch or diverged without meeting them. Which method a
-    run belongs to is read off its :class:`~normalign.training.Member`, so that the runs
-    may come in any order.
+def epochs_by_seed(records: Records) -> dict[str, dict[str, dict[int, int | None]]]:
+    """Return the epoch at which each run grokked, by task, method and seed.
 
-    Raises
-    ------
-    ValueError
-        If a run is not of this task, comes twice, or was ended before its last epoch.
+    ``None`` is a run that was trained to its last epoch, or diverged, without meeting
+    the criteria. Tasks and methods come in the table's order.
     """
-    callee, found = "epochs_to_grok", {}
-    for i, run in enumerate(trained):
-        argument, seed = f"trained[{i}]", run.member.seed
-        fitting = (m for m in METHODS if task.member(m, seed) == run.member)
-        method = next(fitting, None)
-        rule = f"a run of the task {task.title!r}"
-        require(method is not None, callee, argument, rule, f"{run.member}")
-        assert method is not None
-        seeds = found.setdefault(method, {})
-        rule = "one run for each method and seed"
-        require(seed not in seeds, callee, argument, rule, f"another {method}, {seed}")
-        row = run.history.first(task.has_grokked)
-        ended = row is not None or run.stopped in ("epochs", "diverged")
-        rule = "grokked, diverged or trained to its last epoch"
-        remedy = "Train it on from its checkpoint."
-        require(ended, callee, argument, rule, f"{run.stopped!r}", remedy)
-        seeds[seed] = None if row is None else int(row["epoch"])
-    return {method: found[method] for method in METHODS if method in found}
+    groups = grouped(records, "task", "method")
+    return {
+        task: {
+            method: {r.run.seed: r.result["epoch"] for r in groups[task, method]}
+            for method in METHOD_TITLES
+            if (task, method) in groups
+        }
+        for task in TASK_TITLES
+        if any(known == task for known, _ in groups)
+    }
+
+
+def table_rows(records: Records) -> list[dict[str, Any]]:
+    """Return the rows of Table 1, named as the paper names them, with intervals."""
+    results = epochs_by_seed(records)
+    rows = []
+    for row in acceleration_rows(results):
+        epochs = _grokked(results[row["task"]][row["method"]]).values()
+        reach = interval([float(epoch) for epoch in epochs])
+        rows.append(
+            row
+            | {
+                "task": TASK_TITLES[row["task"]],
+                "method": METHOD_TITLES[row["method"]],
+                "epochs_interval": reach,
+            }
+        )
+    return rows
+
+
+def cost_rows(records: Records) -> list[dict[str, Any]]:
+    r"""Return what an epoch costs, and the speed-up in seconds.
+
+    .. math:: \text{speed-up in seconds} = \text{speed-up in epochs} \cdot
+        \frac{\text{seconds of an epoch of the baseline}}{\text{of the method}}
+
+    Seconds of an epoch are those of all seeds in lockstep, without evaluations.
+    """
+    groups = grouped(records, "task", "method")
+    rows = []
+    for row in acceleration_rows(epochs_by_seed(records)):
+        task, method = row["task"], row["method"]
+        pace = statistics.median(_paces(groups[task, method]))
+        base = statistics.median(_paces(groups.get((task, "baseline"), [])) or [0.0])
+        speedup, relative = row["speedup"], pace / base if base else None
+        faster = None if speedup is None or not relative else speedup / relative
+        weights = {r.result["weight"] for r in groups[task, method]}
+        rows.append(
+            {
+                "task": TASK_TITLES[task],
+                "method": METHOD_TITLES[method],
+                "weight": weights.pop() if len(weights) == 1 else None,
+                "pace": 1000 * pace,
+                "relative": relative,
+                "speedup": speedup,
+                "faster": faster,
+            }
+        )
+    return rows
+
+
+def _paces(records: Records) -> list[float]:
+    return [record.result["seconds_per_epoch"] for record in records]
 
 
 def paired_p(one: Sequence[float], other: Sequence[float]) -> float | None:
@@ -125,7 +162,7 @@ def acceleration_rows(results: Results) -> list[dict[str, Any]]:
     Parameters
     ----------
     results : mapping of task to method to seed to epoch
-        As :func:`epochs_to_grok` gives them for each task.
+        As :func:`epochs_by_seed` gives them.
 
     Returns
     -------
@@ -173,77 +210,6 @@ def published_acceleration() -> dict[tuple[str, str], dict[str, float | None]]:
             name: float(line[name]) if line[name] else None for name in _FIELDS
         }
         for line in lines
-    }
-
-
-def write_acceleration(
-    path: str | Path,
-    results: Results,
-    *,
-    preset: str,
-    device: str,
-    seconds: float,
-    finished: Mapping[str, Mapping[str, float]] | None = None,
-    commit: str | None = None,
-) -> Path:
-    """Write runs of Table 1 as a small JSON file, with what they were made by.
-
-    Parameters
-    ----------
-    results : mapping of task to method to seed to epoch
-    preset : {"released", "text"}
-    device : str
-        Its name in words.
-    seconds : float
-        From the first line of set-up to the last network.
-    finished : mapping of task to method to float, optional
-        When the last of their seeds had finished, in seconds from the same start.
-    commit : str, optional
-        What was run, where the package is in no repository.
-    """
-    callee, rule = "write_acceleration", " or ".join(map(repr, TASKS))
-    require(preset in TASKS, callee, "preset", rule, repr(preset))
-    made = provenance()
-    record = {
-        "table": "acceleration",
-        "preset": preset,
-        **made,
-        "commit": commit or made["commit"],
-        "device": device,
-        "seconds": seconds,
-        "tasks": {
-            task: {
-                method: {
-                    "seeds": list(by_seed),
-                    "epochs": list(by_seed.values()),
-                    "finished": (finished or {}).get(task, {}).get(method),
-                }
-                for method, by_seed in methods.items()
-            }
-            for task, methods in results.items()
-        },
-    }
-    return write_json(Path(path), record)
-
-
-def read_acceleration(path: str | Path) -> dict[str, dict[str, dict[int, int | None]]]:
-    """Return the results in a file of :func:`write_acceleration`.
-
-    Raises
-    ------
-    ValueError
-        If the file holds something else.
-    """
-    record = json.loads(Path(path).read_text(encoding="utf-8"))
-    rule, named = "a file that write_acceleration wrote", Path(path).name
-    known = isinstance(record, dict) and record.get("table") == "acceleration"
-    require(known, "read_acceleration", "path", rule, named)
-    return {
-        task: {
-            method: dict(zip(cell["seeds"], cell["epochs"], strict=True))
-            for method, cell in methods.items()
-        }
-        for task, methods in record["tasks"].items()
     }
 
 

@@ -16,7 +16,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from normalign._checks import require
-from normalign.paper.store import settings_hash
+from normalign.paper.files import settings_hash
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -277,8 +277,12 @@ class Item:
     sizes : mapping of size to Size
     finding : callable
         From records to the sentence that the numbers allow.
-    needs_digits : bool
-        Whether its data are MNIST, or the embedded digits in its place.
+    constants : callable, optional
+        What else a run depends on, from its preset and its settings so far, where that
+        is written down elsewhere; becomes the setting ``"constants"``.
+    needs_digits : bool or callable
+        Whether its data are MNIST, or the embedded digits in its place; or which of
+        its variants' are, from their settings.
     version : int
         Of the experiment.
     """
@@ -295,7 +299,8 @@ class Item:
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
     claims: Sequence[Claim] = ()
-    needs_digits: bool = False
+    constants: Callable[[str, Mapping[str, Any]], Mapping[str, Any]] | None = None
+    needs_digits: bool | Callable[[Mapping[str, Any]], bool] = False
     version: int = 1
 
     def presets(self) -> tuple[str, ...]:
@@ -322,12 +327,16 @@ class Item:
         kept = preset if preset in self.settings else next(iter(self.settings))
         chosen = self.sizes[size]
         variants = self.variants if chosen.variants is None else chosen.variants
-        return [
-            Run(
-                self.experiment, self.version, size, kept,
-                digits if self.needs_digits else "synthetic",
-                {**self.settings[kept], **chosen.settings, **variant}, seed,
-            )
-            for variant in variants
-            for seed in range(chosen.seeds if seeds is None else seeds)
-        ]  # fmt: skip
+        runs = []
+        for variant in variants:
+            settings = {**self.settings[kept], **chosen.settings, **variant}
+            if self.constants is not None:
+                settings["constants"] = self.constants(kept, settings)
+            needed = self.needs_digits
+            needed = needed(settings) if callable(needed) else needed
+            data = digits if needed else "synthetic"
+            runs += [
+                Run(self.experiment, self.version, size, kept, data, settings, seed)
+                for seed in range(chosen.seeds if seeds is None else seeds)
+            ]
+        return runs

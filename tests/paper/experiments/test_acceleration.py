@@ -10,14 +10,20 @@ from normalign.data import modular_addition, sparse_parity, xor_clusters, xor_no
 from normalign.data.dataset import Dataset
 from normalign.nn import mlp
 from normalign.nn.mlp import Quadratic
-from normalign.paper import acceleration
-from normalign.paper.acceleration import (
+from normalign.paper.context import Context
+from normalign.paper.experiments import acceleration
+from normalign.paper.experiments import digits as loaded
+from normalign.paper.experiments.acceleration import (
+    EXTRA,
     METHODS,
-    TASKS,
-    Instance,
     acceleration_ensemble,
-    task,
+    batches,
+    compute,
+    constants,
+    member,
 )
+from normalign.paper.experiments.acceleration_tasks import TASKS, Instance, task
+from normalign.paper.spec import Run
 from normalign.regularizers import PenaltyForm
 from normalign.training import rules, span_reduction, train_together
 
@@ -72,10 +78,10 @@ def digits(monkeypatch):
         x, y = torch.zeros(options["n_train"], 784), torch.zeros(1024).long()
         return Dataset(x, y, x, y, name="digits", origin="zeros")
 
-    monkeypatch.setattr(acceleration, "load_mnist", load)
-    acceleration._digits.cache_clear()
+    monkeypatch.setattr(loaded, "load_mnist", load)
+    loaded.digits.cache_clear()
     yield asked
-    acceleration._digits.cache_clear()
+    loaded.digits.cache_clear()
 
 
 def small_modular(seed, device):
@@ -163,18 +169,28 @@ def test_penalties_are_the_released_one_and_the_squared_one_of_the_text():
 @EVERY_TASK
 def test_methods_differ_from_the_baseline_in_what_names_them_alone(name, preset):
     one = task(name, preset=preset)
-    member = {method: one.member(method, 3) for method in METHODS}
-    plain = member["baseline"]
+    ways = {method: member(one, method, 3) for method in METHODS}
+    plain = ways["baseline"]
     assert (plain.seed, plain.optimizer) == (3, one.optimizer)
     assert (plain.weight, plain.gradient_filter) == (0, None)
     filtered = rules.Grokfast(decay=0.8, strength=0.1)
-    assert member["grokfast"] == replace(plain, gradient_filter=filtered)
-    assert member["grokalign"] == replace(plain, weight=WEIGHTS[name])
+    assert ways["grokfast"] == replace(plain, gradient_filter=filtered)
+    assert ways["grokalign"] == replace(plain, weight=WEIGHTS[name])
     projected = replace(plain, gradient_filter=rules.OrthoGrad())
     if (name, preset) == ("xor", "released"):  # there OrthoGrad has more momentum
         heavier = replace(plain.optimizer, momentum=0.8)
         projected = replace(projected, optimizer=heavier)
-    assert member["orthograd"] == projected
+    assert ways["orthograd"] == projected
+
+
+@EVERY_TASK
+def test_matched_grokfast_steps_as_far_as_the_baseline_on_a_steady_gradient(name):
+    one = task(name)
+    plain, matched = one.optimizer, member(one, "grokfast_matched", 0).optimizer
+    # A steady gradient g becomes (1 + 0.1) g; decay shrinks weights as before.
+    assert matched.learning_rate * 1.1 == pytest.approx(plain.learning_rate)
+    shrinking = matched.learning_rate * matched.weight_decay
+    assert shrinking == pytest.approx(plain.learning_rate * plain.weight_decay)
 
 
 def test_unknown_names_are_refused_with_the_known_ones():
@@ -183,7 +199,7 @@ def test_unknown_names_are_refused_with_the_known_ones():
     with pytest.raises(ValueError, match=r"'released' or 'text', got 'paper'"):
         task("xor", preset="paper")
     with pytest.raises(ValueError, match=r"one of baseline, .*got 'adam'"):
-        task("xor").member("adam", 0)
+        member(task("xor"), "adam", 0)
 
 
 @pytest.mark.parametrize(("preset", "n_inputs"), [("released", 43), ("text", 40)])
@@ -222,10 +238,11 @@ def test_mnist_networks_start_large(digits, preset, width, scale, biases, subset
         if biases:
             assert 0.5 * bound < layer.bias.abs().max() <= bound
     seed = 5 if subset == "random" else 0
-    assert digits == [
-        {"n_train": 1024, "n_test": 1024, "normalise": True, "flatten": True,
-         "subset": subset, "seed": seed}
-    ]  # fmt: skip
+    (asked,) = digits
+    assert asked == {
+        "n_train": 1024, "n_test": 1024, "normalise": True, "flatten": True,
+        "subset": subset, "seed": seed,
+    }  # fmt: skip
 
 
 def test_all_seeds_share_the_first_images_and_have_random_ones_of_their_own(digits):
@@ -300,3 +317,65 @@ def test_mnist_runs_from_its_files():
     row = runs[0].history.last()
     assert (row["epoch"], runs[0].stopped) == (1, "epochs")
     assert row["train_accuracy"] > runs[0].history["train_accuracy"][0]
+
+
+def small_run(method, seed=0, name="modular", **resized):
+    sizes = {"modulus": 5, "width": 8, "dtype": "float32", "epochs": 4, **resized}
+    settings = {"task": name, "method": method, "resized": sizes}
+    settings["constants"] = constants("released", settings)
+    return Run("acceleration", 1, "quick", "released", "synthetic", settings, seed)
+
+
+def test_the_key_of_a_run_knows_every_constant():
+    keys = {
+        small_run("baseline").key, small_run("grokalign").key,
+        small_run("baseline", seed=1).key, small_run("baseline", width=9).key,
+        small_run("baseline", epochs=5).key, small_run("grokfast").key,
+        small_run("grokfast_matched").key, small_run("grokalign_tuned").key,
+    }  # fmt: skip
+    assert len(keys) == 8
+
+
+def test_a_batch_is_all_on_a_gpu_and_one_method_of_a_task_on_a_cpu():
+    runs = [small_run(m, seed) for m in METHODS + EXTRA for seed in (0, 1)]
+    on_gpu = batches(runs, torch.device("cuda"))
+    assert [len(batch) for batch in on_gpu] == [8, 4]
+    on_cpu = batches(runs, CPU)
+    assert [{run["method"] for run in batch} for batch in on_cpu] == [
+        {method} for method in METHODS + EXTRA
+    ]
+
+
+def test_runs_are_computed_in_the_order_given_whatever_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(acceleration, "_TIMED_EPOCHS", 1)
+    context = Context(CPU, tmp_path / "batch")
+    runs = [small_run(m, seed) for seed in (1, 0) for m in ("grokalign", "baseline")]
+    results = compute(runs, context)
+    turned = compute(runs[::-1], Context(CPU, tmp_path / "other"))[::-1]
+    for run, one, other in zip(runs, results, turned, strict=True):
+        expected = 0.01 if run["method"] == "grokalign" else 0.0
+        assert one["weight"] == other["weight"] == expected
+        assert one["last"]["train_loss"] == pytest.approx(other["last"]["train_loss"])
+        assert one["seeds_together"] == 2
+        assert one["seconds_per_epoch"] > 0
+        assert one["stopped"] == "epochs"
+        assert one["epoch"] is None
+    assert len({one["last"]["train_loss"] for one in results}) == 4
+
+
+def test_the_tuned_weight_comes_from_a_pilot_and_is_found_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(acceleration, "_TIMED_EPOCHS", 1)
+    monkeypatch.setitem(acceleration.PILOT, "epochs", 6)
+    context = Context(CPU, tmp_path / "batch")
+    runs = [small_run("grokalign_tuned", seed) for seed in (1, 2)]
+    first = compute(runs, context)
+    (kept,) = tmp_path.glob("batch.modular.pilot.json")
+    grid = (0, 1e-4, 1e-3, 1e-2, 0.1, 1, 10)
+    assert first[0]["weight"] == first[1]["weight"]
+    assert first[0]["weight"] in grid
+    kept.write_text('{"weight": 0.5}')
+    for path in tmp_path.glob("*.safetensors"):
+        path.unlink()
+    again = compute(runs, context)
+    assert [one["weight"] for one in again] == [0.5, 0.5]
+    assert {one["power"] for one in again} == {2}
