@@ -6,11 +6,12 @@ READY := .venv/.ready
 .PHONY: run test check docs clean
 
 run: $(READY)
-	$(BIN)/normalign tour --out out/tour
+	$(BIN)/normalign reproduce --out out/paper
 
+# One process for each core, up to four, with one thread each.
 test: $(READY)
-	$(BIN)/python -m pytest -m "not cuda and not data and not browser and not full" \
-		--cov --cov-report=term
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal \
+		-m "not cuda and not data and not browser and not full" --cov --cov-report=term
 
 # What else is checked before a change lands; `make test` comes first.
 check: $(READY)
