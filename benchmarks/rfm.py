@@ -4,6 +4,7 @@
     python benchmarks/rfm.py --only a,c --rounds 1
     python benchmarks/rfm.py --device cuda      (d), and (e) directly on the GPU
     python benchmarks/rfm.py --only e --against results/benchmarks/rfm-h200.json
+    python benchmarks/rfm.py --device cuda --only f   ways of factorising, compared
     python benchmarks/rfm.py --quick            little of each: does it run?
 
 (a) Full fits in float32, five metric updates (two at n = 16000), Laplace kernel of
@@ -20,6 +21,10 @@
 (e) 150000 rows of ten columns through `max_leaf_size` on the CPU's cores: seconds, the
     memory of the process and its children together, AUC on 50000 more rows. On CUDA the
     same table by the direct fit, and `--against` compares the two.
+
+(f) Ways of factorising on a GPU (`--variant` names some of them), in one process by
+    turns: milliseconds of the kernel, the factor, the solve and the metric's update,
+    and the residual |K a + ridge a - y| / |y| of the solve, by float64 products.
 
 Who the contestants are, and how xrfm is made to do the same work: rfm_peers.py. The
 last line is JSON; with --save the file is written anew after every row.
@@ -237,6 +242,43 @@ def large(options: argparse.Namespace) -> Iterator[Row]:
     yield row
 
 
+def factors(options: argparse.Namespace) -> Iterator[Row]:
+    """(f) Ways of factorising on a GPU."""
+    sizes = [5000, 10000, 20000, 40000]
+    if options.quick:
+        sizes = [700]
+    names = tuple(VARIANTS) if options.variant is None else tuple(options.variant)
+    print("\n(f) factorisation, ms: kernel + factor + solve + update = all; residual")
+    for n in sizes:
+        found = measured(
+            "factor", n=n, d=30, k=2, device=options.device, rounds=options.rounds or 4,
+            variants={name: VARIANTS[name] for name in names},
+        )  # fmt: skip
+        for row in found if isinstance(found, list) else [found]:
+            if "failed" in row:
+                print(f"    {row['failed']}", flush=True)
+            else:
+                spent = row["milliseconds"]
+                steps = " + ".join(f"{spent[step]:8.2f}" for step in spent)
+                print(
+                    f"n = {n:6} {row['variant']:18} {steps} ="
+                    f" {sum(spent.values()):8.2f}   {row['residual']:.1e}",
+                    flush=True,
+                )
+            yield row
+
+
+# How `normalign.kernels.triangle` is set for each: columns of a panel, rows that the
+# device's library factorises at once, whether the next diagonal block is done beside
+# the products, rows up to which the square is factorised by one call.
+VARIANTS = {
+    "panels": {"width": 1024, "strip": 1024, "ahead": False, "small": 0},
+    "lookahead": {"width": 1024, "strip": 1024, "ahead": True, "small": 0},
+    "nested": {"width": 1024, "strip": 256, "ahead": False, "small": 0},
+    "nested lookahead": {"width": 1024, "strip": 256, "ahead": True, "small": 0},
+    "narrow lookahead": {"width": 512, "strip": 256, "ahead": True, "small": 0},
+    "square": {"width": 1024, "strip": 1024, "ahead": False, "small": 40000},
+}
 LARGE = {"bandwidth": 10.0, "ridge": 0.3, "n_iter": 2}
 
 
@@ -256,6 +298,7 @@ PARTS = {
     "c": small_tables,
     "d": iterations,
     "e": large,
+    "f": factors,
 }
 
 
@@ -339,6 +382,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="instead of each part's own number")
     parser.add_argument("--against", type=Path, help="a stored run with a direct (e)")
     parser.add_argument("--leaf", type=int, default=8000, help="max_leaf_size of (e)")
+    parser.add_argument(
+        "--variant", action="append", choices=list(VARIANTS), help="only these of (f)"
+    )
     parser.add_argument("--save", type=Path, help="write the JSON to this file too")
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     options = parser.parse_args()

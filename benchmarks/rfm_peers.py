@@ -265,6 +265,89 @@ def iteration_job(
     return {"seconds": statistics.median(spent), "each": spent, "megabytes": peak}
 
 
+def factor_job(
+    *, n: int, d: int, k: int, device: str, rounds: int,
+    variants: dict[str, dict[str, Any]],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Milliseconds of the parts of an iteration, for each way of factorising."""
+    from normalign.kernels import Laplace, triangle
+
+    x, y, _ = (part.to(device) for part in table(n, d, k))
+    rows: dict[str, dict[str, Any]] = {}
+    spent: dict[str, list[list[float]]] = {name: [] for name in variants}
+    for turn in range(rounds + 1):
+        for name, setting in variants.items():
+            triangle._DEVICE_WIDTH, triangle._DEVICE_STRIP = (
+                setting["width"],
+                setting["strip"],
+            )
+            triangle._DEVICE_AHEAD = setting["ahead"]
+            triangle._DEVICE_SMALL = setting["small"]
+            times, coef = one_iteration(x, y, Laplace(bandwidth=BANDWIDTH))
+            if turn:  # the first is for handles, workspaces, the allocator
+                spent[name].append(times)
+            else:
+                rows[name] = {"n": n, "variant": name, **setting}
+                rows[name]["residual"] = residual(x, y, coef)
+    for name, row in rows.items():
+        row["milliseconds"] = {
+            step: 1e3 * statistics.median(times)
+            for step, times in zip(
+                ("kernel", "factor", "solve", "update"),
+                zip(*spent[name], strict=True),
+                strict=True,
+            )
+        }
+    return list(rows.values())
+
+
+def one_iteration(x: Tensor, y: Tensor, kernel: Any) -> tuple[list[float], Tensor]:
+    """Seconds of the four steps, and the coefficients."""
+    from normalign.kernels import solve as solving
+    from normalign.kernels.agop import centred_agop
+    from normalign.kernels.functions import middle
+    from normalign.kernels.precision import full_precision
+
+    wait = torch.cuda.synchronize if x.device.type == "cuda" else nothing
+    points = x - middle(x)
+    metric = torch.eye(x.shape[1], device=x.device)
+    system = solving.System(points, kernel, metric, torch.full_like(x[:, 0], RIDGE))
+    held = solving._allocated(system, 1 << 60)
+    ticks = []
+
+    def tick() -> None:
+        wait()
+        ticks.append(time.perf_counter())
+
+    with full_precision(x.device):
+        tick()
+        solving.fill_(held, system)
+        held.add_diagonal_(system.ridges)
+        tick()
+        if not held.factorise_():
+            sys.exit("the matrix is not definite")
+        tick()
+        coef = held.solve_(y.clone())
+        tick()
+        some = slice(0, AGOP_POINTS)
+        left, right = system.sides
+        centred_agop(
+            points[some], points, coef, kernel, (left[some], right), metric=metric,
+            weights=None, diagonal=False,
+        )  # fmt: skip
+        tick()
+    return [b - a for a, b in itertools.pairwise(ticks)], coef
+
+
+def residual(x: Tensor, y: Tensor, coef: Tensor) -> float:
+    """How far the solution is from solving the system, in float64 products."""
+    from normalign.kernels import Laplace, expansion
+
+    x, coef = x.double(), coef.double()
+    found = expansion(x, x, coef, Laplace(bandwidth=BANDWIDTH)) + RIDGE * coef
+    return float((found - y).norm() / y.norm())
+
+
 def large_job(
     *, n: int, n_test: int, device: str, leaf: int | None, n_jobs: int | None,
     bandwidth: float, ridge: float, n_iter: int,
@@ -300,6 +383,7 @@ JOBS: dict[str, Callable[..., Any]] = {
     "fit": fit_job,
     "small": small_job,
     "iteration": iteration_job,
+    "factor": factor_job,
     "large": large_job,
 }
 

@@ -38,6 +38,25 @@ def test_a_device_gives_the_same_machine(kernel, kind, name, monkeypatch):
         assert torch.allclose(outside, host.left_out(rows), atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("small", [0, 10**6])
+@pytest.mark.parametrize("strip", [256, 1024])
+def test_every_way_of_factorising_solves_the_system(
+    strip, small, ahead, dtype, monkeypatch
+):
+    monkeypatch.setattr(module, "_DEVICE_STRIP", strip)
+    monkeypatch.setattr(module, "_DEVICE_AHEAD", ahead)
+    monkeypatch.setattr(module, "_DEVICE_SMALL", small)
+    x, y = (points(5000, k, seed=k, dtype=dtype).cuda() for k in (6, 3))
+    settings = {"kernel": KERNELS[0], "ridge": 1e-2, "metric": torch.eye(6).to(x)}
+    for step in recursions(x, y, n_iter=2, **settings):
+        machine = step.machine.to(dtype=DOUBLE)
+        missing = machine(x.double()) + 1e-2 * machine.coef - y
+        # a condition of 5000 / 0.01, and the rounding of each precision
+        assert missing.norm() < 5e5 * torch.finfo(dtype).eps * y.norm()
+
+
 @pytest.mark.parametrize("form", ["gradients", "pairs"])
 def test_both_sums_of_gradients_work_there(form):
     x, coef = points(200, 4).cuda(), points(200, 6, seed=1).cuda()

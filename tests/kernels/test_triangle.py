@@ -17,8 +17,8 @@ def definite(n, seed=0, dtype=DOUBLE):
     return (root @ root.T / n + torch.eye(n, dtype=DOUBLE)).to(dtype)
 
 
-def filled(matrix):
-    held = Triangle(len(matrix), dtype=matrix.dtype, device=matrix.device)
+def filled(matrix, *, whole=False):
+    held = Triangle(len(matrix), dtype=matrix.dtype, device=matrix.device, whole=whole)
     for start, panel in zip(held.edges, held.panels, strict=False):
         panel.copy_(matrix[start:, start : start + panel.shape[1]])
         # what stands above the diagonal must not matter
@@ -29,13 +29,17 @@ def filled(matrix):
 
 @pytest.mark.parametrize("width", [1, 3, 4, 50])
 @pytest.mark.parametrize("inverses", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
 @given(n=st.integers(1, 13), k=st.integers(1, 3), seed=st.integers(0, 10**6))
-def test_solutions_are_those_of_the_square(width, inverses, n, k, seed):
+def test_solutions_are_those_of_the_square(width, whole, inverses, n, k, seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_CPU_WIDTH", width)
         patch.setattr(module, "_CPU_STRIP", 2)
+        patch.setattr(module, "_DEVICE_WIDTH", width)
+        patch.setattr(module, "_WHOLE_STRIP", 2)
+        patch.setattr(module, "_WHOLE_ATONCE", 5)
         matrix, right = definite(n, seed), points(n, k, seed=seed + 1)
-        held = filled(matrix)
+        held = filled(matrix, whole=whole)
         held._keeps_inverses = inverses  # what an accelerator does
         assert held.factorise_()
         factor = torch.linalg.cholesky(matrix)
@@ -46,14 +50,22 @@ def test_solutions_are_those_of_the_square(width, inverses, n, k, seed):
         assert torch.allclose(matrix @ whole, right, atol=1e-9)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("inverses", [False, True])
 @pytest.mark.parametrize("width", [2, 50])
-def test_an_indefinite_matrix_is_noticed_wherever_it_breaks(width, monkeypatch):
+def test_an_indefinite_matrix_is_noticed_wherever_it_breaks(
+    width, inverses, whole, monkeypatch
+):
     monkeypatch.setattr(module, "_CPU_WIDTH", width)
     monkeypatch.setattr(module, "_CPU_STRIP", 1)
+    monkeypatch.setattr(module, "_WHOLE_STRIP", 2)
+    monkeypatch.setattr(module, "_WHOLE_ATONCE", 2)
     for place in range(5):
         matrix = torch.eye(5, dtype=DOUBLE)
         matrix[place, place] = -1
-        assert not filled(matrix).factorise_()
+        held = filled(matrix, whole=whole)
+        held._keeps_inverses = inverses
+        assert not held.factorise_()
 
 
 def test_float32_stays_float32(monkeypatch):

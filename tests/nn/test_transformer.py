@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from normalign.nn.transformer import Attention, Transformer
+from normalign.nn.transformer import Attention, Block, Blocks, Transformer
 
 
 def tokens(n: int, t: int = 3, size: int = 114) -> torch.Tensor:
@@ -42,6 +42,17 @@ def test_attention_agrees_with_torchs_own():
     mixed = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
     expected = attention.out(mixed.transpose(1, 2).reshape(3, 4, 8))
     torch.testing.assert_close(attention(x), expected)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 3])
+def test_blocks_asked_for_the_last_position_give_the_last_of_all(n_tokens):
+    blocks = Blocks(Block(8, 2, 12), Block(8, 2, 12)).double()
+    x = torch.randn(5, n_tokens, 8, dtype=torch.float64, requires_grad=True)
+    last = blocks(x, last_only=True)
+    torch.testing.assert_close(last, blocks(x)[:, -1:])
+    (ours,) = torch.autograd.grad(last.square().sum(), x)
+    (theirs,) = torch.autograd.grad(blocks(x)[:, -1].square().sum(), x)
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_the_map_from_embedded_tokens_is_twice_differentiable():

@@ -5,7 +5,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normalign.training.randomness import PROBES, SHUFFLE, normal, permutations, streams
+from normalign.training import randomness
+from normalign.training.randomness import (
+    BATCHES,
+    PROBES,
+    SHUFFLE,
+    STARTS,
+    normal,
+    normal_pairs,
+    permutations,
+    streams,
+    uniform,
+)  # fmt: skip
 
 SEEDS = torch.arange(6)
 
@@ -38,10 +49,10 @@ def test_draws_do_not_depend_on_the_neighbours():
 def test_seeds_purposes_and_epochs_have_numbers_of_their_own():
     keys = [
         streams(SEEDS, purpose, epoch)
-        for purpose in (SHUFFLE, PROBES)
+        for purpose in (SHUFFLE, PROBES, BATCHES, STARTS)
         for epoch in range(200)
     ]
-    assert len(torch.cat(keys).unique()) == 2 * 200 * len(SEEDS)
+    assert len(torch.cat(keys).unique()) == 4 * 200 * len(SEEDS)
 
 
 def test_every_permutation_of_three_comes_equally_often():
@@ -53,9 +64,10 @@ def test_every_permutation_of_three_comes_equally_often():
     assert (counts - 1000).square().sum() / 1000 < 25.7
 
 
+@pytest.mark.parametrize("draw", [normal, normal_pairs])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_normal_numbers_have_the_moments_of_the_normal_law(dtype):
-    z = normal(streams(torch.arange(4), PROBES, 3), (50_000,), dtype=dtype).double()
+def test_normal_numbers_have_the_moments_of_the_normal_law(dtype, draw):
+    z = draw(streams(torch.arange(4), PROBES, 3), (50_000,), dtype=dtype).double()
     count = z.numel()
     # Standard errors of the mean, the second and the fourth moment; five of them.
     assert abs(z.mean()) < 5 / math.sqrt(count)
@@ -66,9 +78,40 @@ def test_normal_numbers_have_the_moments_of_the_normal_law(dtype):
     assert abs(halves.mean()) < 5 / math.sqrt(halves.numel())
 
 
+def test_pairs_of_normal_numbers_are_not_correlated():
+    z = normal_pairs(streams(torch.arange(4), PROBES, 3), (50_000,), dtype=torch.double)
+    first, second = z[:, :25_000], z[:, 25_000:]
+    assert abs((first * second).mean()) < 5 / math.sqrt(100_000)
+    # Their squares are two independent chi-squared numbers of variance 2.
+    squares = (first.square() - 1) * (second.square() - 1)
+    assert abs(squares.mean()) < 5 * 2 / math.sqrt(100_000)
+
+
+def test_pairs_are_the_same_in_whatever_blocks_they_are_drawn(monkeypatch):
+    keys = streams(SEEDS, PROBES, 2)
+    whole = normal_pairs(keys, (7, 11), dtype=torch.float32)
+    monkeypatch.setattr(randomness, "_BLOCK", 24)
+    assert torch.equal(normal_pairs(keys, (7, 11), dtype=torch.float32), whole)
+    alone = normal_pairs(keys[2:3], (7, 11), dtype=torch.float32)
+    assert torch.equal(alone[0], whole[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_uniform_numbers_fill_the_interval_evenly(dtype):
+    u = uniform(streams(torch.arange(4), BATCHES, 3), (50_000,), dtype=dtype).double()
+    assert u.min() >= 0
+    assert u.max() < 1
+    counts = torch.histc(u, 20, 0, 1)
+    expected = u.numel() / 20
+    # Chi-squared with 19 degrees of freedom exceeds 50.8 with probability 1e-4.
+    assert (counts - expected).square().sum() / expected < 50.8
+    assert torch.corrcoef(u).fill_diagonal_(0).abs().max() < 5 / math.sqrt(50_000)
+
+
+@pytest.mark.parametrize("draw", [normal, normal_pairs, uniform])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_normal_numbers_come_in_the_dtype_asked_for(dtype):
-    z = normal(streams(SEEDS, PROBES, 1), (3,), dtype=dtype)
+def test_numbers_come_in_the_dtype_asked_for(dtype, draw):
+    z = draw(streams(SEEDS, PROBES, 1), (3,), dtype=dtype)
     assert z.dtype == dtype
     assert z.shape == (6, 3)
     assert z.isfinite().all()

@@ -15,11 +15,14 @@ from typing import NoReturn
 
 import normalign
 from normalign._checks import complaint
-from normalign.cli import data, doctor, measure, tour
+from normalign.cli import compare, data, doctor, measure, report, reproduce, show, tour
+from normalign.cli import list as listing
 
 __all__ = ["main"]
 
-_COMMANDS = (tour, measure, data, doctor)
+_COMMANDS = (
+    reproduce, listing, show, compare, report, tour, measure, data, doctor,
+)  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):

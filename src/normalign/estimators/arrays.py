@@ -103,15 +103,27 @@ def checked_features(estimator: Any, X: Any, *, reset: bool) -> np.ndarray:
     _require_dense(callee, X)
     given = _read(X)
     _require_numbers(callee, given)
-    table: Any = validate_data(
-        estimator,
-        _filled(given),
-        reset=reset,
-        dtype=[np.float64, np.float32],
-        ensure_all_finite=False,
-    )
+    table: Any
+    if reset and _is_plain(given):
+        # scikit-learn would find nothing either, and takes longer than a small fit
+        table, estimator.n_features_in_ = given, given.shape[1]
+        vars(estimator).pop("feature_names_in_", None)
+    else:
+        table = validate_data(
+            estimator,
+            _filled(given),
+            reset=reset,
+            dtype=[np.float64, np.float32],
+            ensure_all_finite=False,
+        )
     _require_finite(callee, table, getattr(estimator, "feature_names_in_", None))
     return table
+
+
+def _is_plain(table: Any) -> bool:
+    """Whether a table is of floats and of two dimensions, without names."""
+    floats = type(table) is np.ndarray and table.dtype in (np.float64, np.float32)
+    return floats and table.ndim == 2 and min(table.shape) > 0 and table.dtype.isnative
 
 
 def _require_dense(callee: str, X: Any) -> None:

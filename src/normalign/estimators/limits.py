@@ -6,11 +6,12 @@ import warnings
 
 import numpy as np
 import torch
+from scipy.spatial.distance import pdist
 
 from normalign._checks import require
 from normalign.estimators.placement import rounding_share
 from normalign.estimators.problem import Problem
-from normalign.kernels import Kernel, estimate_memory, median_distance
+from normalign.kernels import Kernel, estimate_memory
 from normalign.kernels.functions import Radial
 from normalign.kernels.memory import available_bytes
 
@@ -69,8 +70,14 @@ def warn_of_scale(callee: str, problem: Problem, kernel: Kernel) -> None:
     some = problem.table[:: max(problem.n // _SAMPLE, 1)][:_SAMPLE]
     if not np.ptp(some, axis=0).any():
         return
-    x = torch.as_tensor(problem.frame.enter(some, torch.float64))
-    apart = median_distance(x, kernel) / kernel.bandwidth
+    inside = problem.frame.enter(some, torch.float64)
+    if isinstance(kernel, Radial) and _surely_tells(inside, kernel.bandwidth):
+        return
+    norm = "euclidean" if isinstance(kernel, Radial) else "cityblock"
+    distances = pdist(inside, norm)
+    if not distances.any():
+        return
+    apart = float(np.median(distances[distances > 0])) / kernel.bandwidth
     if _TELLING[0] <= apart <= _TELLING[1]:
         return
     finding = "all rows alike" if apart < 1 else "no row like another"
@@ -81,6 +88,18 @@ def warn_of_scale(callee: str, problem: Problem, kernel: Kernel) -> None:
         UserWarning,
         stacklevel=4,
     )
+
+
+def _surely_tells(inside: np.ndarray, bandwidth: float) -> bool:
+    """A quick look: the middle half of all squared distances is in the range."""
+    gram = inside @ inside.T
+    squares = gram.diagonal() + gram.diagonal()[:, None] - 2 * gram
+    quarter = squares.size // 4
+    middle = np.partition(squares.ravel(), (quarter, 3 * quarter))
+    low, high = middle[quarter], middle[3 * quarter]
+    # squares of numbers up to two are right to a thousandth of the lowest allowed here
+    least = max((_TELLING[0] * bandwidth) ** 2, 1e-9)
+    return bool(least < low and high < (_TELLING[1] * bandwidth) ** 2)
 
 
 def warn_of_rounding(callee: str, problem: Problem, kernel: Kernel) -> None:

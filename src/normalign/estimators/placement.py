@@ -23,12 +23,13 @@ __all__ = [
     "chosen_dtype",
     "power_of_two",
     "rounding_share",
+    "rows_differ",
 ]
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 # Rows up to which double precision costs nothing that anybody would notice.
-_PRECISE_ROWS = 1000
+PRECISE_ROWS = 1000
 # Rows from which an accelerator pays for its launches and transfers.
 _DEVICE_ROWS = 2000
 # Spreads of a table, in bandwidths, whose squares a precision can hold.
@@ -39,6 +40,8 @@ _HARMLESS = 3e-4
 _TARGET_SHARES = {torch.float32: 1e-12, torch.float64: 1e-140}
 # Rows by whose distances a table is judged, and which of them are small.
 _SAMPLE, _SMALL = 256, 0.1
+# Differences, in a table's frame, that no rounding explains.
+_APART = 1e-6
 # Spreads of a table whose inverse and whose multiples are numbers.
 _SIZES = (1e-200, 1e300)
 # Beyond that many spreads of the training rows every kernel is zero.
@@ -164,9 +167,10 @@ def rounding_share(inside: np.ndarray, dtype: torch.dtype, *, squares: bool) -> 
     5.0
     """
     largest = float(np.einsum("ij,ij->i", inside, inside).max())
-    some = np.unique(np.linspace(0, len(inside) - 1, _SAMPLE).astype(int))
-    differ = pdist(inside[some], "chebyshev") > 0
-    apart = pdist(inside[some], "sqeuclidean")[differ]
+    some = _sample(inside)
+    apart = pdist(some, "sqeuclidean")
+    if not apart.all():  # the same rows, or squares too small to be told from zero
+        apart = apart[pdist(some, "chebyshev") > 0]
     if not len(apart):
         return 0.0
     if not np.median(apart):  # squares of numbers too small beside the largest
@@ -174,6 +178,32 @@ def rounding_share(inside: np.ndarray, dtype: torch.dtype, *, squares: bool) -> 
     ratio = largest / max(float(np.quantile(apart, _SMALL)), 1e-250)
     noise = torch.finfo(dtype).eps * (4 + math.sqrt(inside.shape[1]))
     return noise * (ratio if squares else math.sqrt(ratio))
+
+
+def _sample(inside: np.ndarray) -> np.ndarray:
+    """At most 256 rows, evenly drawn from the table."""
+    if len(inside) <= _SAMPLE:
+        return inside
+    return inside[np.linspace(0, len(inside) - 1, _SAMPLE).astype(int)]
+
+
+def rows_differ(inside: np.ndarray) -> bool:
+    """Whether most pairs of rows are surely apart, seen from one direction.
+
+    A quick look before :func:`rounding_share`, which is then finite; where the answer
+    is no, that function knows better.
+
+    Examples
+    --------
+    >>> rows_differ(np.array([[0.0], [0.5], [1.0]])), rows_differ(np.zeros((3, 1)))
+    (True, False)
+    """
+    some = _sample(inside)
+    # a direction that is no combination of small whole numbers, as tables may have
+    along = np.sort(some @ np.sqrt(np.arange(2.0, some.shape[1] + 2)))
+    near = np.searchsorted(along, along + _APART, side="right") - np.arange(len(along))
+    pairs = len(along) * (len(along) - 1) / 2
+    return bool(pairs - (near - 1).sum() > pairs / 2)
 
 
 def chosen_dtype(
@@ -209,7 +239,7 @@ def chosen_dtype(
     wanted = DTYPES.get(name)
     if wanted is None and enough:
         coarse = _TARGET_SHARES[torch.float32] <= target_share and noise <= _HARMLESS
-        precise = n <= _PRECISE_ROWS or torch.float32 not in enough or not coarse
+        precise = n <= PRECISE_ROWS or torch.float32 not in enough or not coarse
         wanted = torch.float64 if precise else torch.float32
     if wanted is None or wanted not in enough:
         raise ValueError(

@@ -160,6 +160,10 @@ class Problem:
 
     def inside(self) -> np.ndarray:
         """The table in its frame, in float64; rounded where it is computed with."""
+        return self._inside
+
+    @cached_property
+    def _inside(self) -> np.ndarray:
         return self.frame.enter(self.table, torch.float64)
 
     def targets(self) -> np.ndarray:
@@ -193,7 +197,9 @@ class Problem:
 
     def variances(self) -> np.ndarray:
         """The variance of each column in its frame."""
-        inside = self.frame.enter(self.table, torch.float64)
+        inside = self.inside()
+        if self.weights is None:
+            return inside.var(axis=0)
         mean = np.average(inside, axis=0, weights=self.weights)
         return np.average((inside - mean) ** 2, axis=0, weights=self.weights)
 

@@ -159,10 +159,14 @@ def numbers(
            [2.]])
     """
     _require_given(callee, y)
-    values = check_array(
-        _number_array(callee, y), ensure_2d=False, dtype="float64",
-        ensure_all_finite=False, input_name="y",
-    )  # fmt: skip
+    values = _number_array(callee, y)
+    if values.dtype.kind == "f" and values.ndim in (1, 2) and values.size:
+        values = values.astype(np.float64, copy=False)
+    else:
+        values = check_array(
+            values, ensure_2d=False, dtype="float64", ensure_all_finite=False,
+            input_name="y",
+        )  # fmt: skip
     require(
         values.ndim <= 2, callee, "y", "of shape (n,) or (n, k)",
         f"shape {values.shape}",

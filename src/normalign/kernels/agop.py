@@ -20,6 +20,7 @@ ways to the same matrix, and shapes say which is cheaper:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -27,7 +28,12 @@ from torch import Tensor
 
 from normalign._checks import complaint, require
 from normalign.kernels.functions import Kernel, Radial, middle, require_expansion
-from normalign.kernels.gradients import outputs_at_once, pulled_back, raw_gradients
+from normalign.kernels.gradients import (
+    gradients_of_slopes,
+    outputs_at_once,
+    pulled_back,
+    raw_gradients,
+)
 from normalign.kernels.tiles import spans, tile_shape
 
 __all__ = ["agop", "cheaper_form"]
@@ -103,7 +109,7 @@ def agop(
     )  # fmt: skip
 
 
-def centred_agop(
+def centred_agop(  # noqa: PLR0913, every one is at hand where it is called
     x: Tensor,
     centers: Tensor,
     coef: Tensor,
@@ -114,8 +120,13 @@ def centred_agop(
     weights: Tensor | None,
     diagonal: bool,
     form: Form = "auto",
+    slopes: Tensor | None = None,
 ) -> Tensor:
-    """The same for callers that have centred their points and have the sides."""
+    """The same for callers that have centred their points and have the sides.
+
+    Who has the slopes of all centers to each other (their lower half will do), and
+    wants the gradients at the centers, may hand them in.
+    """
     if form == "auto":
         shape = len(x), len(centers), coef.shape[1], x.shape[1]
         form = cheaper_form(*shape, kernel)
@@ -128,7 +139,11 @@ def centred_agop(
     else:
         # A full metric mixes coordinates, so its diagonal needs the whole sum.
         squares_only = diagonal and (metric is None or metric.ndim == 1)
-        total = _by_gradients(x, centers, coef, kernel, sides, weights, squares_only)
+        if slopes is None:
+            gradients = _gradients(x, centers, coef, kernel, sides)
+        else:
+            gradients = gradients_of_slopes(centers, coef, slopes)
+        total = _squared(gradients, x.new_zeros(x.shape[1]), weights, squares_only)
     mass = len(x) if weights is None else weights.sum()
     return _both_sides(total, kernel, metric, diagonal) / mass
 
@@ -153,26 +168,34 @@ def _both_sides(
     return whole.diagonal().clone() if diagonal else whole
 
 
-def _by_gradients(
+def _gradients(
     x: Tensor,
     centers: Tensor,
     coef: Tensor,
     kernel: Kernel,
     sides: tuple[Tensor, Tensor],
+) -> Iterator[tuple[slice, Tensor]]:
+    for outputs in spans(coef.shape[1], outputs_at_once(len(centers), x.shape[1])):
+        yield from raw_gradients(x, centers, coef[:, outputs], kernel, sides)
+
+
+def _squared(
+    gradients: Iterator[tuple[slice, Tensor]],
+    zero: Tensor,
     weights: Tensor | None,
     squares_only: bool,
 ) -> Tensor:
-    d = x.shape[1]
-    total = x.new_zeros(d) if squares_only else x.new_zeros(d, d)
+    """The sum of outer products of gradients, or of their squares."""
+    d = len(zero)
+    total = zero if squares_only else zero.new_zeros(d, d)
     scale = None if weights is None else weights.sqrt()
-    for outputs in spans(coef.shape[1], outputs_at_once(len(centers), d)):
-        for rows, part in raw_gradients(x, centers, coef[:, outputs], kernel, sides):
-            flat = part if scale is None else part * scale[rows, None, None]
-            flat = flat.reshape(-1, d)
-            if squares_only:
-                total += flat.square().sum(0)
-            else:
-                total.addmm_(flat.T, flat)
+    for rows, part in gradients:
+        flat = part if scale is None else part * scale[rows, None, None]
+        flat = flat.reshape(-1, d)
+        if squares_only:
+            total += flat.square().sum(0)
+        else:
+            total.addmm_(flat.T, flat)
     return total
 
 

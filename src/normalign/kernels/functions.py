@@ -88,10 +88,13 @@ class Radial(Kernel):
 
     def sides(self, x: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor]:
         """``(-2 x^T M, squares, 1)`` and ``(x, 1, squares)``."""
+        n, d = x.shape
         image = through_metric(x, metric) * (1 / self.bandwidth**2)
-        squares, ones = _squares(x, image), x.new_ones(x.shape[0], 1)
-        left = torch.cat([image.mul(-2), squares, ones], 1)
-        return left, torch.cat([x, ones, squares], 1)
+        squares = _squares(x, image)
+        left, right = x.new_ones(n, d + 2), x.new_ones(n, d + 2)
+        torch.mul(image, -2, out=left[:, :d])
+        left[:, d : d + 1], right[:, :d], right[:, d + 1 :] = squares, x, squares
+        return left, right
 
     def values_(self, left: Tensor, right: Tensor, out: Tensor) -> Tensor:
         """The profile of squared distances."""
@@ -114,6 +117,13 @@ class Radial(Kernel):
         squared = torch.mm(left, right.T, out=out)
         torch.threshold_(squared, 0.0, math.inf)
         return self._slope_(squared, scratch)
+
+    def values_and_slopes_(
+        self, left: Tensor, right: Tensor, values: Tensor, slopes: Tensor
+    ) -> None:
+        """Fill both buffers; a kernel that can make them of one distance overrides."""
+        self.slopes_(left, right, slopes, values)
+        self.values_(left, right, values)
 
     @abstractmethod
     def _profile_(self, squared: Tensor) -> Tensor: ...
@@ -162,6 +172,18 @@ class Laplace(Radial):
         require(
             0 < self.exponent <= 2, "Laplace", "exponent", "in (0, 2]", self.exponent
         )
+
+    def values_and_slopes_(
+        self, left: Tensor, right: Tensor, values: Tensor, slopes: Tensor
+    ) -> None:
+        """Both from one distance: the slope is the value divided by it."""
+        if self.exponent != 1:
+            super().values_and_slopes_(left, right, values, slopes)
+            return
+        root = self.distances_(left, right, slopes)
+        torch.neg(root, out=values).exp_()
+        torch.threshold_(root, 0.0, math.inf)
+        torch.div(values, root, out=slopes)
 
     def _profile_(self, squared: Tensor) -> Tensor:
         if self.exponent == 1:

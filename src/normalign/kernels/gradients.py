@@ -26,9 +26,15 @@ from normalign.kernels.functions import (
     require_expansion,
 )
 from normalign.kernels.metric import metric_root, through_metric
-from normalign.kernels.tiles import spans, tile_shape
+from normalign.kernels.tiles import spans, square_spans, tile_shape
 
-__all__ = ["expansion", "expansion_jacobian", "pulled_back", "raw_gradients"]
+__all__ = [
+    "expansion",
+    "expansion_jacobian",
+    "gradients_of_slopes",
+    "pulled_back",
+    "raw_gradients",
+]
 
 _COLUMNS = 1 << 24  # entries of a table of outer products a_j (x_j, 1)^T held at once
 
@@ -169,10 +175,7 @@ def _radial_gradients(
     height, width = tile_shape(x.device)
     size = min(height, x.shape[0]) * min(width, m)
     buffer, scratch = x.new_empty(size), x.new_empty(size)
-    table = x.new_empty(m, k, d + 1)
-    torch.mul(coef[:, :, None], centers[:, None, :], out=table[..., :d])
-    table[..., d] = coef
-    table = table.view(m, k * (d + 1))
+    table = _outer_products(coef, centers)
     sums = x.new_empty(min(height, x.shape[0]), k * (d + 1))
     for rows in spans(x.shape[0], height):
         part = left[rows]
@@ -187,14 +190,44 @@ def _radial_gradients(
             torch.addmm(
                 total, tile, table[columns], beta=float(columns.start > 0), out=total
             )
-        moments = total.view(-1, k, d + 1)
-        # sum_j w_j a_j x_j^T - (sum_j w_j a_j) x^T
-        yield (
-            rows,
-            torch.addcmul(
-                moments[..., :d], moments[..., d:], x[rows, None, :], value=-1
-            ),
-        )
+        yield rows, _differences(total.view(-1, k, d + 1), x[rows])
+
+
+def _outer_products(coef: Tensor, centers: Tensor) -> Tensor:
+    """The table ``a_j (x_j, 1)^T``, a row for each center."""
+    (m, d), k = centers.shape, coef.shape[1]
+    table = coef.new_empty(m, k, d + 1)
+    torch.mul(coef[:, :, None], centers[:, None, :], out=table[..., :d])
+    table[..., d] = coef
+    return table.view(m, k * (d + 1))
+
+
+def _differences(moments: Tensor, x: Tensor) -> Tensor:
+    """``sum_j w_j a_j x_j^T - (sum_j w_j a_j) x^T`` from both sums in one table."""
+    d = x.shape[1]
+    return torch.addcmul(moments[..., :d], moments[..., d:], x[:, None, :], value=-1)
+
+
+def gradients_of_slopes(
+    centers: Tensor, coef: Tensor, slopes: Tensor
+) -> Iterator[tuple[slice, Tensor]]:
+    """Yield raw gradients at the centers, from a square of slopes already made.
+
+    The square is symmetric, and only its tiles up to the diagonal are read: each is
+    used for its rows and, turned, for its columns. The sums are as large as the table
+    of outer products, which is smaller than the square wherever this form is cheaper
+    than the one by pairs.
+    """
+    table = _outer_products(coef, centers)
+    sums = torch.empty_like(table)
+    for rows in square_spans(len(slopes)):
+        upto, before = slice(0, rows.stop), slice(0, rows.start)
+        torch.mm(slopes[rows, upto], table[upto], out=sums[rows])
+        if rows.start:
+            sums[before].addmm_(slopes[rows, before].T, table[rows])
+    moments = sums.view(len(centers), coef.shape[1], -1)
+    for rows in square_spans(len(slopes)):
+        yield rows, _differences(moments[rows], centers[rows])
 
 
 def _product_gradients(

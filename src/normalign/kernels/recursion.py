@@ -228,7 +228,8 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
             )
         system = System(points, at_hand, metric, ridges)
         with full_precision(x.device):
-            solution = solve(system, targets, solver, spare=spare)
+            wanted = index < n_iter and _slopes_pay(points, y, at_hand, agop_samples)
+            solution = solve(system, targets, solver, spare=spare, slopes=wanted)
         if solution.coef.dtype != x.dtype:
             # float32 did not do: from here on everything is float64
             x, y, points, mass, ridges, intercept, targets, metric = (
@@ -247,8 +248,15 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
         if index < n_iter:
             with full_precision(x.device):
                 metric = _updated(
-                    machine, system, weights, agop_samples, generator, solver
-                )
+                    machine, system, weights, agop_samples, generator, solver,
+                    slopes=getattr(solution, "slopes", None),
+                )  # fmt: skip
+
+
+def _slopes_pay(points: Tensor, y: Tensor, kernel: Kernel, agop_samples: int) -> bool:
+    """Whether the update will want every slope between two rows, and no more."""
+    (n, d), k = points.shape, y.shape[1]
+    return n <= agop_samples and cheaper_form(n, n, k, d, kernel) == "gradients"
 
 
 def _updated(
@@ -258,6 +266,8 @@ def _updated(
     agop_samples: int,
     generator: torch.Generator,
     solver: Solver,
+    *,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """The next metric; the present one where all gradients vanish."""
     rows, (left, right), share = system.points, system.sides, weights
@@ -276,7 +286,7 @@ def _updated(
     update = centred_agop(
         rows, system.points, machine.coef, machine.kernel, (left, right),
         metric=machine.metric, weights=share, diagonal=machine.metric.ndim == 1,
-        form=form,
+        form=form, slopes=slopes,
     )  # fmt: skip
     trace = float(metric_diagonal(update).sum())
     if not 0 < trace < math.inf:

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from normalign._checks import complaint, require
-from normalign.kernels.functions import Kernel
+from normalign.kernels.functions import Kernel, Radial
 from normalign.kernels.memory import available_bytes, direct_bytes
-from normalign.kernels.tiles import spans, tile_shape
-from normalign.kernels.triangle import Triangle
+from normalign.kernels.tiles import spans, square_spans, tile_shape
+from normalign.kernels.triangle import Triangle, is_small
 
 __all__ = ["DirectSolution", "Solution", "Solved", "Solver", "System", "solve"]
 
@@ -137,7 +137,12 @@ class Solution(Protocol):
 
 
 def solve(
-    system: System, y: Tensor, solver: Solver, *, spare: Triangle | None = None
+    system: System,
+    y: Tensor,
+    solver: Solver,
+    *,
+    spare: Triangle | None = None,
+    slopes: bool = False,
 ) -> Solution:
     """Solve a machine's system for all its outputs.
 
@@ -148,6 +153,9 @@ def solve(
     solver : Solver
     spare : Triangle, optional
         Memory of an earlier solve, to be overwritten.
+    slopes : bool, default=False
+        The kernel's slopes will be asked for: a direct solver makes them on its way,
+        where the table is so small that they may be kept.
 
     Raises
     ------
@@ -172,7 +180,7 @@ def solve(
                 "no matrix, or raise memory_limit.",
             )
         )
-    return _solve_directly(system, y, limit=limit, spare=spare)
+    return _solve_directly(system, y, limit=limit, spare=spare, slopes=slopes)
 
 
 def _unasked_limit(needed: int, device: torch.device, spare: Triangle | None) -> int:
@@ -190,6 +198,11 @@ class DirectSolution:
         self.solved = solved
         self.triangle = triangle
 
+    @property
+    def slopes(self) -> Tensor | None:
+        """The kernel's slopes, their lower half, if they were made on the way."""
+        return self.triangle.slopes
+
     def inverse_diagonal(self, rows: Tensor) -> Tensor:
         """Entries of the diagonal of the inverse: columns of ``L^{-1}``, squared."""
         unit = self.triangle.panels[0].new_zeros(len(self.triangle), len(rows))
@@ -198,10 +211,11 @@ class DirectSolution:
 
 
 def _solve_directly(
-    system: System, y: Tensor, *, limit: int, spare: Triangle | None
+    system: System, y: Tensor, *, limit: int, spare: Triangle | None, slopes: bool
 ) -> DirectSolution:
     n, dtype, device = len(system.points), system.points.dtype, system.points.device
-    triangle = spare or Triangle(n, dtype=dtype, device=device)
+    triangle = spare or _allocated(system, limit)
+    _make_room(triangle, system, slopes)
     found = None
     if _factorise(system, triangle):
         found = _finished(triangle, y, Solved("cholesky", dtype))
@@ -211,7 +225,8 @@ def _solve_directly(
     if dtype != torch.float64 and doubled <= limit:
         del triangle, spare, found
         system, y = system.to(torch.float64), y.double()
-        triangle = Triangle(n, dtype=torch.float64, device=device)
+        triangle = _allocated(system, limit)
+        _make_room(triangle, system, slopes)
         if _factorise(system, triangle):
             return _finished(triangle, y, Solved("cholesky", torch.float64))
         found = None
@@ -225,6 +240,22 @@ def _solve_directly(
         stacklevel=2,
     )
     return found
+
+
+def _allocated(system: System, limit: int) -> Triangle:
+    """Memory for a factor: a square and its slopes where they are small."""
+    points = system.points
+    n, dtype, device = len(points), points.dtype, points.device
+    whole = is_small(n, device) and 2 * n * n * dtype.itemsize <= limit
+    return Triangle(n, dtype=dtype, device=device, whole=whole)
+
+
+def _make_room(triangle: Triangle, system: System, slopes: bool) -> None:
+    radial, cpu = isinstance(system.kernel, Radial), system.points.device.type == "cpu"
+    if not (triangle.whole and slopes and radial and cpu):
+        triangle.slopes = None
+    elif triangle.slopes is None:
+        triangle.slopes = torch.empty_like(triangle.panels[0])
 
 
 def lost_share(coef: Tensor, y: Tensor) -> float:
@@ -281,8 +312,26 @@ def _factorise(system: System, triangle: Triangle, *, jitter: float = 0.0) -> bo
 def fill_(triangle: Triangle, system: System) -> None:
     """Write a system's kernel matrix into a triangle, tile by tile."""
     left, right = system.sides
+    if triangle.whole:
+        _fill_whole_(triangle, system.kernel, left, right)
+        return
     height, _ = tile_shape(left.device)
     for start, panel in zip(triangle.edges, triangle.panels, strict=False):
         other = right[start : start + panel.shape[1]]
         for rows in spans(len(panel), height):
             system.kernel.values_(left[start:][rows], other, panel[rows])
+
+
+def _fill_whole_(
+    triangle: Triangle, kernel: Kernel, left: Tensor, right: Tensor
+) -> None:
+    """The same where a square is held; only up to the diagonal's tile."""
+    (square,), slopes = triangle.panels, triangle.slopes
+    atonce = left.device.type != "cpu"
+    for rows in [slice(0, len(square))] if atonce else square_spans(len(square)):
+        upto = slice(0, rows.stop)
+        tile, part, other = square[rows, upto], left[rows], right[upto]
+        if slopes is not None and isinstance(kernel, Radial):
+            kernel.values_and_slopes_(part, other, tile, slopes[rows, upto])
+        else:
+            kernel.values_(part, other, tile)

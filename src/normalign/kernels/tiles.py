@@ -11,9 +11,10 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["spans", "tile_shape"]
+__all__ = ["spans", "square_spans", "tile_shape"]
 
 _CPU_TILE = (512, 1024)
+_SQUARE_TILE = 1 << 17  # entries of a tile of a small square that is held whole
 _DEVICE_TILE = (8192, 16384)
 
 
@@ -32,3 +33,14 @@ def spans(total: int, size: int) -> Iterator[slice]:
     """
     for start in range(0, total, size):
         yield slice(start, min(start + size, total))
+
+
+def square_spans(n: int) -> Iterator[slice]:
+    """Rows of a small square in tiles; all of them where they are few.
+
+    Examples
+    --------
+    >>> [(s.start, s.stop) for s in square_spans(300)]
+    [(0, 300)]
+    """
+    return spans(n, max(_SQUARE_TILE // max(n, 1), 32))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from normalign.paper.spec import Run
 
-__all__ = ["Context", "Experiment"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Context", "Experiment", "experiment_named"]
 
 
 def _silent(share: float, words: str) -> None:
@@ -67,3 +69,16 @@ class Experiment(Protocol):
             If it was interrupted; its state is in the checkpoint then.
         """
         ...
+
+
+def experiment_named(name: str) -> Experiment:
+    """Return an experiment by the name that its items and runs have for it.
+
+    Parameters
+    ----------
+    name : str
+        A module of :mod:`normalign.paper.experiments`; with a dot in it, a module of
+        one's own, which every process that computes must be able to import.
+    """
+    module = name if "." in name else f"normalign.paper.experiments.{name}"
+    return cast(Experiment, import_module(module))

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from normalign._checks import require
+from normalign.paper.files import write_json
 from normalign.paper.spec import Record, Run
-from normalign.paper.store import write_json
 
 __all__ = ["Store", "read_archive", "write_archive"]
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import os
 import platform
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,9 +17,11 @@ from torch import Tensor
 
 import normalign
 from normalign._checks import require
+from normalign.paper.files import settings_hash, write_bytes, write_json
 
 __all__ = [
     "commit",
+    "device_name",
     "provenance",
     "read_tensors",
     "settings_hash",
@@ -32,44 +31,6 @@ __all__ = [
 ]
 
 _PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "matplotlib", "mlxtend")
-
-
-def settings_hash(settings: Mapping[str, Any]) -> str:
-    """Return twelve hexadecimal digits that name a setting, whatever its order.
-
-    Examples
-    --------
-    >>> settings_hash({"a": 1, "b": 2}) == settings_hash({"b": 2, "a": 1})
-    True
-    """
-    text = json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def write_bytes(path: Path, content: bytes) -> Path:
-    """Write a file in one step: a reader sees the old one or the new one, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes files that only their owner can read
-        Path(name).chmod(0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    return path
-
-
-def write_json(
-    path: Path, content: Mapping[str, Any], *, indent: int | None = 1
-) -> Path:
-    """Write a mapping as JSON that any parser reads: no NaN, no infinity."""
-    text = json.dumps(content, indent=indent, allow_nan=False, ensure_ascii=False)
-    return write_bytes(path, f"{text}\n".encode())
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Path:
@@ -111,6 +72,24 @@ def provenance() -> dict[str, Any]:
         "system": platform.system(),
         "threads": torch.get_num_threads(),
     }
+
+
+def device_name(kind: str) -> str:
+    """Return what a device of this machine is called, in words.
+
+    Parameters
+    ----------
+    kind : {"cpu", "cuda"}
+    """
+    if kind == "cuda":
+        return torch.cuda.get_device_name()
+    name = platform.processor() or platform.machine()
+    described = Path("/proc/cpuinfo")  # where Linux has the words
+    if described.is_file():
+        lines = described.read_text(encoding="utf-8", errors="replace").splitlines()
+        named = (line.partition(":")[2] for line in lines if "model name" in line)
+        name = next(named, name)
+    return f"{name.strip()}, {os.cpu_count()} cores"
 
 
 def commit() -> str | None:

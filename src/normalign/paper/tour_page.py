@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from normalign.paper.html import document, facts, paragraph
 from normalign.paper.tour_figures import CURVES, Figures
 from normalign.paper.tour_numbers import ROWS, Summary, cell
 from normalign.paper.tour_runs import TourSettings
@@ -13,39 +14,14 @@ from normalign.paper.tour_runs import TourSettings
 __all__ = ["page"]
 
 _STYLE = """
-:root { color-scheme: light dark; --ground: #fff; --ink: #1d2330; --soft: #5b6475;
-  --line: #d9dde5; --card: #f6f7f9; }
-@media (prefers-color-scheme: dark) { :root { --ground: #14171d; --ink: #e6e9ef;
-  --soft: #a0a8b8; --line: #343a46; --card: #1c2028; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.25rem 1rem 3rem; max-width: 76rem;
-  background: var(--ground); color: var(--ink);
-  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", sans-serif; }
-h1 { font-size: 1.6rem; line-height: 1.2; margin: .2rem 0 .6rem; }
-h2 { font-size: 1.15rem; margin: 2.2rem 0 .3rem; }
-p { max-width: 46rem; margin: .4rem 0; }
-.soft, figcaption { color: var(--soft); font-size: .9rem; }
 .grid { display: grid; gap: .8rem; margin: .8rem 0; }
 .three { grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); }
 .two { grid-template-columns: repeat(auto-fit, minmax(min(100%, 28rem), 1fr)); }
-figure { margin: 0; padding: .5rem; background: var(--card);
-  border: 1px solid var(--line); border-radius: .5rem; min-width: 0; }
-figure svg { display: block; width: 100%; height: auto; color: var(--ink);
-  max-width: 34rem; margin: 0 auto; }
 figcaption, .title { padding: .1rem .3rem .2rem; }
 .title { font-size: .9rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--line);
-  text-align: right; white-space: nowrap; }
+th, td { text-align: right; white-space: nowrap; }
 th:first-child { text-align: left; font-weight: 400; white-space: normal; }
 thead th { font-weight: 600; }
-pre { background: var(--card); border: 1px solid var(--line); border-radius: .5rem;
-  padding: .6rem .8rem; white-space: pre-wrap; overflow-wrap: anywhere;
-  font-size: .85rem; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem;
-  font-size: .9rem; } dd { margin: 0; overflow-wrap: anywhere; } dt {
-  color: var(--soft); }
 """
 
 
@@ -71,17 +47,17 @@ def page(
         "<h2>What came out</h2>",
         _table(numbers, settings),
         "<h2>Over training</h2>",
-        _paragraph(f"{sentences['accuracy']} {sentences['alignment']}"),
-        _paragraph(sentences["robustness"]),
+        paragraph(f"{sentences['accuracy']} {sentences['alignment']}"),
+        paragraph(sentences["robustness"]),
         _curves(figures, numbers, settings),
         "<h2>What the Jacobian holds of a digit</h2>",
-        _paragraph(
+        paragraph(
             "Each digit over its centroid, the sum of the rows of the Jacobian there, "
             "with the cosine between the two. " + sentences["centroids"]
         ),
         _centroids(figures, numbers),
         "<h2>The regions around a digit</h2>",
-        _paragraph(
+        paragraph(
             "A square of the plane through three training digits, around one of them "
             "(black dot), at the end of training. Thin lines: units switch. "
             "Colour: how steep the map is along the plane, on a scale of its own for "
@@ -92,14 +68,7 @@ def page(
         f"<pre>{escape(about['command'])}</pre>",
         _facts(about),
     ]
-    body = "\n".join(parts)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<link rel="icon" href="data:,">\n'
-        f"<title>normalign: the tour</title>\n<style>{_STYLE}</style>\n</head>\n"
-        f"<body>\n{body}\n</body>\n</html>\n"
-    )
+    return document("normalign: the tour", "\n".join(parts), style=_STYLE)
 
 
 def _introduction(settings: TourSettings, about: Mapping[str, Any]) -> str:
@@ -120,7 +89,7 @@ def _introduction(settings: TourSettings, about: Mapping[str, Any]) -> str:
         "One seed; loss, weight and length were chosen so that the effect shows within "
         "minutes: an illustration, not a comparison of tuned methods."
     )
-    return _paragraph(first) + _paragraph(second)
+    return paragraph(first) + paragraph(second)
 
 
 def _table(numbers: Summary, settings: TourSettings) -> str:
@@ -198,18 +167,12 @@ def _grid(kind: str, cards: list[str]) -> str:
 
 def _facts(about: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {v}" for name, v in about["versions"].items())
-    facts = {
-        "seed": about["seed"],
-        "versions": versions,
-        "commit": about["commit"] or "not in a repository",
-        "machine": f"{about['system']} {about['machine']}, {about['threads']} threads",
-    }
-    rows = "".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>"
-        for name, value in facts.items()
+    return facts(
+        {
+            "seed": str(about["seed"]),
+            "versions": versions,
+            "commit": about["commit"] or "not in a repository",
+            "machine": f"{about['system']} {about['machine']}, "
+            f"{about['threads']} threads",
+        }
     )
-    return f"<dl>{rows}</dl>"
-
-
-def _paragraph(text: str) -> str:
-    return f"<p>{escape(text)}</p>"

@@ -35,7 +35,7 @@ from normalign.training.refusals import (
     structure,
 )
 from normalign.training.rules import SGD, AdamW, Grokfast, OrthoGrad, StackedRule
-from normalign.training.stack import Measure, Stack
+from normalign.training.stack import Measure, Prepare, Stack
 from normalign.training.tables import Pair, Tables, named_sets, one_each, with_targets
 from normalign.training.together import Trained, train_together
 
@@ -154,6 +154,12 @@ class Ensemble:
         :func:`normalign.training.stacked_geometry`.
     measure_at : callable, optional
         At which of the evaluated epochs to measure; NaN elsewhere.
+    prepare : callable, optional
+        ``prepare(stack, x, y, keys)`` changes the inputs (s, b, ...) of each training
+        batch before its step: augmentation, or an attack; see
+        :mod:`normalign.training.batches`. Evaluation sees the data as they are. In a
+        checkpoint it counts by its name and by what its ``describe()`` says, if it has
+        one.
     device : torch.device or str, optional
         Where to train; by default where the networks are.
 
@@ -184,11 +190,12 @@ class Ensemble:
         until: Callable[[Row], bool] | None = None,
         measure: Measure | None = None,
         measure_at: Callable[[int], bool] = lambda epoch: True,
+        prepare: Prepare | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         self.members = check_listed("members", members, Member, "a Member")
         networks = check_listed("networks", networks, nn.Module, "a module")
-        check_calls(CALLEE, until=until, measure=measure)
+        check_calls(CALLEE, until=until, measure=measure, prepare=prepare)
         check_calls(CALLEE, needed=True, evaluate=evaluate, measure_at=measure_at)
         splits = one_each(data, len(self.members))
         check_counts(networks, splits, len(self.members))
@@ -203,6 +210,7 @@ class Ensemble:
         self.networks, self.start = stacked(networks, x, device=place)
         self.loss, self._stacked_loss = loss, stacked_loss(loss)
         self.plan = Plan(epochs, evaluate, until, measure, measure_at)
+        self.prepare = prepare
         self.batch_size = batch_size or len(x)
         self._place, self._tables = place, Tables(self.start.dtype, place)
         output = _first_output(self.networks, self.start[:1].to(place), x)
@@ -261,6 +269,7 @@ class Ensemble:
             "evaluated": due,
             "measure": plan.measure and _name(plan.measure),
             "measured": plan.measure and [e for e in due if plan.measure_at(e)],
+            "prepare": self.prepare and _told(self.prepare),
             "batch_size": self.batch_size,
             "network": structure(self.networks.network),
             "buffers": [_digest(b) for b in self.networks.network.buffers()],
@@ -298,6 +307,7 @@ class Ensemble:
             form=members[0].penalty if penalised else None,
             weight=rows.new_tensor([m.weight for m in members]),
             positions=positions,
+            prepare=self.prepare,
         )
 
     def _try_out(self, output: Tensor) -> None:
@@ -359,6 +369,12 @@ def _described(member: Member) -> dict[str, Any]:
 def _name(function: Any) -> str:
     """Return the name of a function, or of the class of a callable object."""
     return getattr(function, "__qualname__", type(function).__qualname__)
+
+
+def _told(prepare: Any) -> list[Any]:
+    """Return what is known of a hook: its name, and what it says of itself."""
+    describe = getattr(prepare, "describe", None)
+    return [_name(prepare), describe() if callable(describe) else None]
 
 
 def _digest(value: Tensor) -> str:

@@ -10,11 +10,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from normalign._checks import require
 from normalign.regularizers import PenaltyForm
 from normalign.training.answers import Answers, right_answers
 from normalign.training.losses import StackedLoss
 from normalign.training.networks import Networks, Objective
 from normalign.training.randomness import (
+    BATCHES,
     PROBES,
     SHUFFLE,
     normal,
@@ -24,7 +26,7 @@ from normalign.training.randomness import (
 from normalign.training.replay import Replay
 from normalign.training.rules import StackedRule
 
-__all__ = ["Points", "Stack"]
+__all__ = ["Measure", "Points", "Prepare", "Stack"]
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ class Stack:
         Of the penalty, and its weight for each network, (s,).
     positions : sequence of int
         The number of each network in the ensemble it belongs to.
+    prepare : callable, optional
+        What is done to each training batch before its step; see :data:`Prepare`.
     """
 
     def __init__(  # noqa: PLR0913  (what a training run is made of)
@@ -105,11 +109,12 @@ class Stack:
         form: PenaltyForm | None,
         weight: Tensor,
         positions: Sequence[int],
+        prepare: Prepare | None = None,
     ) -> None:
         self.networks, self.rows, self.rule = networks, rows, rule
         self.positions = list(positions)
         self.seeds, self.data, self.loss = seeds, dict(data), loss
-        self.form, self.weight = form, weight
+        self.form, self.weight, self.prepare = form, weight, prepare
         n = len(self.data["train"])
         self._bounds = list(pairwise([*range(0, n, batch_size), n]))
         self.epoch = 0
@@ -215,12 +220,24 @@ class Stack:
                 x, y = train.all_of(s)
             else:
                 x, y = train.at(order[:, start:stop])
+            if self.prepare is not None:
+                x = self._prepared(self.prepare, x, y, step)
             gradients, penalty = self.networks.gradients(
                 self.rows, x, y, objective, out=self._gradients,
                 noise=None if noise is None else noise[:, :, start:stop],
             )  # fmt: skip
             self.penalty.add_(penalty, alpha=1 / len(self._bounds))
             self.rule.update(self.rows, gradients, step)
+
+    @torch.no_grad()
+    def _prepared(self, prepare: Prepare, x: Tensor, y: Tensor, step: int) -> Tensor:
+        """Return a batch as the networks are to see it, with keys of its own."""
+        count = self._count * len(self._bounds) + step
+        changed = prepare(self, x, y, streams(self.seeds, BATCHES, count))
+        same = isinstance(changed, Tensor) and changed.shape == x.shape
+        rule = f"of the shape {tuple(x.shape)} of the batch"
+        require(same, "Ensemble", "what prepare returns", rule, changed)
+        return changed.to(x.dtype)
 
     def _noise(self) -> Tensor | None:
         """Return the standard normal numbers of one epoch, (s, n_probes, n, ...)."""
@@ -280,3 +297,7 @@ class Stack:
 _KINDS = ("loss", "accuracy")
 
 Measure = Callable[[Stack], Mapping[str, Tensor]]
+
+# ``prepare(stack, x, y, keys)`` returns the inputs in place of ``x``, (s, b, ...); see
+# :mod:`normalign.training.batches`.
+Prepare = Callable[[Stack, Tensor, Tensor, Tensor], Tensor]

@@ -5,13 +5,22 @@ from __future__ import annotations
 from functools import cache
 
 from normalign._checks import require
-from normalign.data import load_mnist
+from normalign.data import MNIST, load_mnist, locate
 from normalign.data.dataset import Dataset
 from normalign.data.digits import load_digits_5000
 
-__all__ = ["SOURCES", "digits"]
+__all__ = ["SOURCES", "digits", "digits_source"]
 
 SOURCES = ("mnist", "digits_5000")
+
+
+def digits_source() -> str:
+    """Return which digits there are: ``"mnist"`` where its files are found.
+
+    They are looked for in ``$NORMALIGN_DATA`` and the cache; nothing is downloaded.
+    """
+    mnist, embedded = SOURCES
+    return embedded if locate(MNIST) is None else mnist
 
 
 @cache

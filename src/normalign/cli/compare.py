@@ -1,0 +1,71 @@
+"""``normalign compare``: whether ours agrees with the paper, cell by cell."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from normalign.cli import stored
+from normalign.cli.output import note, say
+from normalign.cli.show import add_digits, found
+
+if TYPE_CHECKING:
+    from normalign.paper.outcomes import Outcome
+
+__all__ = ["add_to", "run"]
+
+_CALLEE = "normalign compare"
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser's subcommands."""
+    parser = commands.add_parser(
+        "compare", allow_abbrev=False, help="whether ours agrees with the paper",
+        description="Compare stored results with the paper: a verdict for each cell, "
+        "by the rule of its claim. Exit code 1 if a verdict is that it does not hold; "
+        "what cannot be told, for missing runs or another reason, is no failure.",
+    )  # fmt: skip
+    stored.add_options(parser)
+    add_digits(parser)
+    parser.add_argument(
+        "--format", choices=("table", "md", "csv"), default="table",
+        help="default: %(default)s",
+    )  # fmt: skip
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the verdicts; 1 if one is that it does not hold."""
+    stored.checked(arguments, _CALLEE)
+    outcomes = found(arguments)
+    if arguments.format == "csv":
+        say(_csv(outcomes))
+    else:
+        say("\n".join(_rendered(outcome, arguments.format) for outcome in outcomes))
+    counts = [sum(o.count(how) for o in outcomes) for how in (True, False, None)]
+    holds, fails, untold = counts
+    note(f"{holds} hold, {fails} do not, {untold} cannot be told")
+    return int(fails > 0)
+
+
+def _rendered(outcome: Outcome, form: str) -> str:
+    from normalign.paper.rendering import render
+    from normalign.paper.verdict_table import verdict_table
+
+    table = verdict_table(outcome)
+    return render(table, outcome.records, form=form, about=outcome.about)
+
+
+def _csv(outcomes: Sequence[Outcome]) -> str:
+    """Return all verdicts as one file; what each is from stands in its row."""
+    import csv
+    import io
+
+    from normalign.paper.verdict_table import COLUMNS, verdict_rows
+
+    file = io.StringIO()
+    writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(verdict_rows(outcomes))
+    return file.getvalue()

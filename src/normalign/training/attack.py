@@ -1,0 +1,368 @@
+"""Attacks on all networks of an ensemble at once, and how many samples survive them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normalign._checks import describe, require, require_kind
+from normalign.training.answers import Answers, right_answers
+from normalign.training.losses import StackedLoss, prepared_target, stacked_loss
+from normalign.training.networks import Networks
+from normalign.training.randomness import STARTS, streams, uniform
+from normalign.training.stack import Measure, Stack
+
+__all__ = ["NORMS", "check_attack", "measures", "robust_accuracy", "stacked_pgd"]
+
+NORMS = ("linf", "l2")
+
+# Samples attacked at once by the measure.
+_CHUNK = 1024
+
+
+def stacked_pgd(  # noqa: PLR0913  (what an attack is made of)
+    networks: Networks,
+    parameters: Sequence[Tensor],
+    x: Tensor,
+    y: Tensor,
+    *,
+    loss: StackedLoss,
+    radius: float | Tensor,
+    n_steps: int,
+    step_size: float | Tensor | None = None,
+    start: Tensor | None = None,
+    norm: str = "linf",
+    low: float | None = None,
+    high: float | None = None,
+) -> Tensor:
+    r"""Return inputs that raise the loss of each network, by projected gradient steps.
+
+    .. math:: z_{t+1} = \Pi\big(z_t + a\, \mathrm{sign}\, \nabla_z \ell(f_i(z_t), y)
+        \big), \qquad \Pi \text{ onto } \{ z : \| z - x \| \le r \}
+
+    With ``norm="l2"`` the step goes along the unit gradient of each sample. Every
+    network is attacked through its own gradient; all of them by one backward pass for
+    each step. Where the gradient is zero a point stays. Radius 0 gives the inputs back,
+    bit for bit. Nothing waits for the device: it can be part of a captured graph.
+
+    Parameters
+    ----------
+    networks : Networks
+        The shared architecture, such as ``stack.networks``.
+    parameters : sequence of Tensor of shape (s, ...)
+        Such as ``stack.networks.split(stack.rows)``.
+    x : Tensor of shape (s, n, ...), or (1, n, ...) for inputs that all networks share
+    y : Tensor of shape (s, n, ...), or (1, n, ...)
+        Targets, as the loss takes them.
+    loss : callable
+        From outputs (s, n, k) and targets to one number for each network, (s,); see
+        :func:`normalign.training.losses.stacked_loss`.
+    radius : float, or Tensor of shape (s,) on the device of ``x``
+    n_steps : int
+    step_size : float or Tensor of shape (s,), optional
+        By default 2.5 radii divided among all steps, so that the border can be reached
+        from everywhere.
+    start : Tensor of the shape of ``x``, optional
+        Where the attack begins, brought into the ball first; by default at ``x``.
+    norm : {"linf", "l2"}
+    low, high : float, optional
+        The range of legal inputs, in which ``x`` must lie.
+
+    Returns
+    -------
+    Tensor of shape (s, n, ...)
+
+    Raises
+    ------
+    TypeError
+        If ``x`` holds integers.
+    ValueError
+        If a setting is out of its range, or shapes do not fit.
+
+    Examples
+    --------
+    >>> from normalign.training.losses import LOSSES
+    >>> from normalign.training.networks import stacked
+    >>> networks, rows = stacked([torch.nn.Linear(1, 1)], torch.zeros(1, 1))
+    >>> stacked_pgd(networks, networks.split(0 * rows + 1), torch.zeros(1, 1, 1),
+    ...     torch.zeros(1, 1, 1), loss=LOSSES["squared_error"], radius=0.5, n_steps=3)
+    tensor([[[0.5000]]])
+    """
+    callee = "stacked_pgd"
+    check_attack(callee, radius, n_steps, step_size, norm, low, high)
+    real = x.is_floating_point()
+    require_kind(real, callee, "x", "of a real dtype", x, "Tokens cannot be moved.")
+    parameters = [part.detach() for part in parameters]
+    s = len(parameters[0])
+    for name, value in (("x", x), ("y", y), ("start", x if start is None else start)):
+        rule = f"of shape ({s}, n, ...), or (1, n, ...) for all networks"
+        require(len(value) in (1, s), callee, name, rule, value)
+    x = x.detach().expand(s, *x.shape[1:])
+    y = y.expand(s, *y.shape[1:])
+    if step_size is None:
+        step_size = 2.5 * radius / max(n_steps, 1)
+    radius, step = (_for_each(value, x) for value in (radius, step_size))
+    project = _box(x, radius, low, high) if norm == "linf" else _ball(x, radius)
+
+    def legal(point: Tensor) -> Tensor:
+        point = project(point)
+        # Towards x in every entry, as x is legal: it does not leave the ball.
+        unbounded = norm == "linf" or (low is None and high is None)
+        return point if unbounded else point.clamp(low, high)
+
+    point = x if start is None else legal(start.detach().to(x))
+    for _ in range(n_steps):
+        slope = _slope(networks, parameters, point, y, loss)
+        point = legal(point + step * _direction(slope, norm))
+    return point.clone() if point is x else point
+
+
+def robust_accuracy(  # noqa: PLR0913  (what an attack is made of)
+    x: Tensor,
+    y: Tensor,
+    *,
+    radius: float,
+    n_steps: int = 20,
+    step_size: float | None = None,
+    norm: str = "linf",
+    low: float | None = None,
+    high: float | None = None,
+    loss: str | Callable[[Tensor, Tensor], Tensor] = "cross_entropy",
+    seed: int | None = None,
+    name: str = "robust_accuracy",
+) -> Measure:
+    r"""Return a measurement: the share of samples that stay right under attack.
+
+    .. math:: \frac1n \big|\{ j : \arg\max f_i(z_j) = y_j \}\big|, \qquad
+        z_j \text{ from stacked\_pgd at } x_j
+
+    A sample counts only if it is right at the point where the attack ends, and at
+    ``x`` itself. It costs ``n_steps`` forward and backward passes over the samples, and
+    holds 1024 of them for each network at once.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, ...)
+        Brought to the networks' device and dtype once.
+    y : integer Tensor of shape (n,)
+        True classes.
+    radius, n_steps, step_size, norm, low, high
+        See :func:`stacked_pgd`.
+    loss : {"cross_entropy", "squared_error"} or callable
+        What the attack raises, as in :class:`~normalign.training.Ensemble`.
+    seed : int, optional
+        Of a start drawn uniformly from the cube of half-width ``radius`` and brought
+        into the ball, the same for all networks and epochs; by default the attack
+        starts at ``x``.
+    name : str
+        Of the column.
+
+    Returns
+    -------
+    callable
+        For ``Ensemble(measure=...)``; combine it with others by :func:`measures`.
+
+    Raises
+    ------
+    TypeError
+        If ``x`` is not real or ``y`` no integers.
+    ValueError
+        If a setting is out of its range, or shapes do not fit.
+
+    Examples
+    --------
+    >>> x, y = torch.tensor([[1.0, 0.0], [0.2, 0.0]]), torch.tensor([0, 0])
+    >>> measure = robust_accuracy(x, y, radius=0.3, n_steps=5)
+    """
+    callee = "robust_accuracy"
+    check_attack(callee, radius, n_steps, step_size, norm, low, high)
+    require_kind(x.is_floating_point(), callee, "x", "of a real dtype", x)
+    whole = not (y.is_floating_point() or y.dtype == torch.bool)
+    require_kind(whole, callee, "y", "of an integer dtype", y)
+    fits = len(x) > 0 and y.shape == (len(x),)
+    require(fits, callee, "y", f"of shape ({len(x)},), one for each sample", y)
+    attack = {
+        "radius": radius, "n_steps": n_steps, "step_size": step_size, "norm": norm,
+        "low": low, "high": high,
+    }  # fmt: skip
+    start = x.detach()
+    if seed is not None:
+        keys = streams(torch.tensor([seed]), STARTS, 0)
+        drawn = uniform(keys, tuple(x.shape), dtype=x.dtype)[0]
+        start = start + radius * (2 * drawn.to(x.device) - 1)
+    return _Survivors(x.detach(), y.long(), start, loss=loss, attack=attack, name=name)
+
+
+class _Survivors:
+    """The share of samples that every network gets right, attacked or not."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        start: Tensor,
+        *,
+        loss: str | Callable[[Tensor, Tensor], Tensor],
+        attack: dict[str, Any],
+        name: str,
+    ) -> None:
+        self.x, self.y, self.start, self.name = x, y, start, name
+        self.loss, self.attack = loss, {"loss": stacked_loss(loss), **attack}
+        self._placed: dict[Any, tuple[Tensor, Tensor, Tensor]] = {}
+
+    @torch.no_grad()
+    def __call__(self, stack: Stack) -> dict[str, Tensor]:
+        inputs, target, start = self._on_the_device_of(stack)
+        answers = Answers("classes" if target.ndim == 2 else "rows")
+        parameters = stack.networks.split(stack.rows)
+        right = torch.zeros_like(stack.seeds)
+        for first in range(0, len(self.x), _CHUNK):
+            part = slice(first, first + _CHUNK)
+            clean, aim = inputs[:, part], target[:, part]
+            point = stacked_pgd(
+                stack.networks, parameters, clean, aim, start=start[:, part],
+                **self.attack,
+            )  # fmt: skip
+            aim = aim.expand(stack.size, *aim.shape[1:])
+            both = right_answers(_outputs(stack, clean), aim, answers)
+            both &= right_answers(_outputs(stack, point), aim, answers)
+            right += both.sum(1)
+        return {self.name: right.double() / len(self.x)}
+
+    def _on_the_device_of(self, stack: Stack) -> tuple[Tensor, Tensor, Tensor]:
+        """Return inputs, targets and starts, (1, n, ...), where the stack is."""
+        rows = stack.rows
+        place = rows.device, rows.dtype
+        if place not in self._placed:
+            x, start = (part.to(*place)[None] for part in (self.x, self.start))
+            k = _outputs(stack, x[:, :1]).shape[2]
+            target = prepared_target(self.y, self.loss, k).to(rows.device)[None]
+            self._placed[place] = x, target, start
+            if rows.device.type == "cuda":  # other stacks read it on other streams
+                torch.cuda.current_stream(rows.device).synchronize()
+        return self._placed[place]
+
+
+def measures(*several: Measure) -> Measure:
+    """Return one measurement that has the columns of all.
+
+    Raises
+    ------
+    ValueError
+        When it measures, if two of them give a column of the same name.
+
+    Examples
+    --------
+    >>> one = measures(lambda stack: {"a": 1}, lambda stack: {"b": 2})
+    >>> one(None)
+    {'a': 1, 'b': 2}
+    """
+    for each in several:
+        require_kind(callable(each), "measures", "each", "a function", describe(each))
+
+    def measure(stack: Stack) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for each in several:
+            columns = each(stack)
+            twice = sorted(found.keys() & columns.keys())
+            rule = "of columns that no other has"
+            require(not twice, "measures", "each", rule, ", ".join(twice))
+            found.update(columns)
+        return found
+
+    return measure
+
+
+def _outputs(stack: Stack, x: Tensor) -> Tensor:
+    """Return the outputs, (s, n, k), at inputs of (s, n, ...) or (1, n, ...)."""
+    x = x.expand(stack.size, *x.shape[1:])
+    return stack.networks.outputs(stack.networks.split(stack.rows), x)
+
+
+def _slope(
+    networks: Networks,
+    parameters: Sequence[Tensor],
+    point: Tensor,
+    y: Tensor,
+    loss: StackedLoss,
+) -> Tensor:
+    """Return the gradient of each network's loss in its own inputs."""
+    leaf = point.detach().requires_grad_()
+    with torch.enable_grad():
+        total = loss(networks.outputs(parameters, leaf), y).sum()
+    return torch.autograd.grad(total, leaf)[0]
+
+
+def _direction(slope: Tensor, norm: str) -> Tensor:
+    """Return the step of length 1 in which the loss rises most; 0 where it is flat."""
+    if norm == "linf":
+        return slope.sign()
+    flat = slope.flatten(2)
+    # The mean over the batch makes gradients small: scaled before they are squared.
+    tiny = torch.finfo(slope.dtype).tiny
+    flat = flat / flat.abs().amax(2, keepdim=True).clamp_min(tiny)
+    length = flat.norm(dim=2, keepdim=True).clamp_min(tiny)
+    return (flat / length).view_as(slope)
+
+
+def _box(
+    x: Tensor, radius: float | Tensor, low: float | None, high: float | None
+) -> Callable[[Tensor], Tensor]:
+    """Return the projection onto the cubes around x, cut off at what is legal."""
+    lower, upper = x - radius, x + radius
+    lower = lower if low is None else lower.clamp_min(low)
+    upper = upper if high is None else upper.clamp_max(high)
+    return lambda point: torch.maximum(torch.minimum(point, upper), lower)
+
+
+def _ball(x: Tensor, radius: float | Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the projection onto the balls around x."""
+
+    def project(point: Tensor) -> Tensor:
+        step = point - x
+        length = step.flatten(2).norm(dim=2).view(*step.shape[:2], *_ones(x, 2))
+        tiny = torch.finfo(x.dtype).tiny
+        shrunk = x + step * (radius / length.clamp_min(tiny))
+        return torch.where(length > radius, shrunk, point)
+
+    return project
+
+
+def _for_each(value: float | Tensor, x: Tensor) -> float | Tensor:
+    """Return a number for each network, shaped to be multiplied with its samples."""
+    if not isinstance(value, Tensor) or value.ndim == 0:
+        return value
+    rule = f"a number, or of shape ({len(x)},)"
+    fits = value.shape == (len(x),)
+    require(fits, "stacked_pgd", "radius or step_size", rule, value)
+    return value.to(x.dtype).view(-1, *_ones(x, 1))
+
+
+def _ones(x: Tensor, first: int) -> list[int]:
+    return [1] * (x.ndim - first)
+
+
+def check_attack(
+    callee: str,
+    radius: float | Tensor,
+    n_steps: int,
+    step_size: float | Tensor | None,
+    norm: str,
+    low: float | None,
+    high: float | None,
+) -> None:
+    """Refuse settings out of their range; those in tensors are not looked at."""
+    for name, value in (("radius", radius), ("step_size", step_size)):
+        if isinstance(value, int | float):
+            legal = 0 <= value < float("inf")
+            require(legal, callee, name, "finite and at least 0", value)
+    whole = isinstance(n_steps, int) and not isinstance(n_steps, bool)
+    require_kind(whole, callee, "n_steps", "an integer", n_steps)
+    require(n_steps >= 0, callee, "n_steps", "at least 0", n_steps)
+    rule = " or ".join(map(repr, NORMS))
+    require(norm in NORMS, callee, "norm", rule, repr(norm))
+    ordered = low is None or high is None or low < high
+    require(ordered, callee, "low", "below high", f"{low} with high {high}")

@@ -1,0 +1,166 @@
+"""The centroids of all networks of an ensemble, one pull-back for each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from normalign._checks import require, require_kind
+from normalign.geometry import centroid_alignment
+from normalign.geometry.exact import summing_dtype
+from normalign.geometry.local_map import At
+from normalign.geometry.quirks import attention_with_derivatives
+from normalign.regularizers.places import Place, place_in
+from normalign.training.stack import Measure, Stack
+
+__all__ = ["stacked_centroid_alignment"]
+
+CALLEE = "stacked_centroid_alignment"
+
+
+def stacked_centroid_alignment(
+    x: Tensor | Sequence[Tensor], *, at: str | At | None = None
+) -> Measure:
+    r"""Return the centroid alignment of every network of an ensemble at some samples.
+
+    .. math:: \frac1n \sum_x \cos(\mu_x, x), \qquad \mu_x = J_x^\top \mathbf 1
+
+    in the column ``centroid_alignment``, in [-1, 1]; and the mean of the cosine's
+    magnitude in ``centroid_magnitude``, for the definition of the paper lets a centroid
+    point the other way. With ``at=`` the map begins at a submodule's input, which then
+    takes the place of x, flattened: for networks of tokens the embedded ones. A network
+    without a centroid (its outputs sum to a constant) counts as 0.
+
+    It costs two forward passes and one backward pass over all samples at once, however
+    many outputs there are; :func:`normalign.training.stacked_geometry` builds whole
+    Jacobians. The samples of a batch must not depend on each other.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, ...), or one for each member of the ensemble
+        Where to measure; integers need ``at``.
+    at : str or At, optional
+        See :func:`normalign.local_geometry`.
+
+    Returns
+    -------
+    callable
+        For ``Ensemble(measure=...)``: from a stack of s networks to float64 tensors of
+        shape (s,).
+
+    Raises
+    ------
+    TypeError
+        If ``x`` holds integers and there is no ``at``.
+    ValueError
+        If the shapes do not fit each other, or there is no such submodule.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> from normalign.training import Ensemble, Member, rules
+    >>> network, x = torch.nn.Linear(2, 2), torch.eye(2)
+    >>> _ = torch.nn.init.eye_(network.weight)
+    >>> data = SimpleNamespace(x_train=x, y_train=x, x_test=x, y_test=x)
+    >>> ensemble = Ensemble([network], data, [Member(0, rules.SGD())], epochs=0,
+    ...     loss="squared_error", measure=stacked_centroid_alignment(x))
+    >>> round(ensemble.train()[0].history["centroid_alignment"][0], 3)
+    0.707
+    """
+    inputs = _inputs(x, at)
+
+    @torch.no_grad()
+    def measure(stack: Stack) -> dict[str, Tensor]:
+        rows, points = stack.rows, _of(stack, inputs)
+        dtype = rows.dtype if points.is_floating_point() else points.dtype
+        centroid, start = _centroids(stack, points.to(rows.device, dtype), at)
+        exact = summing_dtype(rows.device)
+        cosine = centroid_alignment(
+            centroid.flatten(2).to(exact), start.flatten(2).to(exact)
+        )
+        return {
+            "centroid_alignment": cosine.mean(1),
+            "centroid_magnitude": cosine.abs().mean(1),
+        }
+
+    return measure
+
+
+def _centroids(stack: Stack, x: Tensor, at: str | At | None) -> tuple[Tensor, Tensor]:
+    """Return centroids and where their map begins, both (s, n, ...)."""
+    network, names = stack.networks.network, list(stack.networks.shapes)
+    parameters = stack.networks.split(stack.rows)
+
+    def run(values: list[Tensor], x: Tensor) -> Tensor:
+        return functional_call(network, dict(zip(names, values, strict=True)), (x,))
+
+    with attention_with_derivatives():
+        if at is None:
+            tail, start = run, x
+        else:
+            place = place_in(network, at, CALLEE)
+            start = vmap(_head(run, place))(parameters, x)
+            tail = _tail(run, place)
+        with torch.enable_grad():
+            start = start.detach().requires_grad_()
+            arguments = (start,) if at is None else (x, start)
+            total = vmap(tail)(parameters, *arguments).sum()
+            # Samples do not mix, so the sum's gradient holds each one's centroid.
+            (centroid,) = torch.autograd.grad(total, start)
+    return centroid, start.detach()
+
+
+def _head(run: Callable[..., Tensor], place: Place) -> Callable[..., Tensor]:
+    """Return what one network has at a place."""
+
+    def head(values: list[Tensor], x: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+
+        def look(hidden: Tensor) -> Tensor:
+            seen.append(hidden)
+            return hidden
+
+        with place.replaced(look):
+            run(values, x)
+        return seen[0]
+
+    return head
+
+
+def _tail(run: Callable[..., Tensor], place: Place) -> Callable[..., Tensor]:
+    """Return one network's outputs as a function of what it has at a place."""
+
+    def tail(values: list[Tensor], x: Tensor, hidden: Tensor) -> Tensor:
+        with place.replaced(lambda _: hidden):
+            return run(values, x)
+
+    return tail
+
+
+def _inputs(x: Tensor | Sequence[Tensor], at: str | At | None) -> Tensor:
+    """Return samples as (1, n, ...) or (s, n, ...), or complain."""
+    parts = list(x) if isinstance(x, Sequence) else [x]
+    rule, told = "a tensor, or one for each member", bool(parts)
+    told = told and all(isinstance(part, Tensor) for part in parts)
+    require_kind(told, CALLEE, "x", rule, x)
+    shapes = {tuple(part.shape) for part in parts}
+    rule = "of one shape for all members, and non-empty"
+    fits = len(shapes) == 1 and parts[0].ndim >= 2 and len(parts[0]) > 0
+    require(fits, CALLEE, "x", rule, f"{sorted(shapes)}")
+    real = at is not None or parts[0].is_floating_point()
+    remedy = "Name where the map begins: at='...'."
+    require_kind(real, CALLEE, "x", "of a real dtype", parts[0], remedy)
+    return torch.stack([part.detach() for part in parts])
+
+
+def _of(stack: Stack, value: Tensor) -> Tensor:
+    """Return the samples, (s, n, ...), of the networks that the stack still holds."""
+    if len(value) == 1:
+        return value.expand(stack.size, *value.shape[1:])
+    last = max(stack.positions)
+    rule = f"one for each member of the ensemble, {last + 1} or more"
+    require(last < len(value), CALLEE, "x", rule, f"{len(value)}")
+    return value[stack.positions]

@@ -1,0 +1,63 @@
+"""Diagonal blocks by halves: the factor and its inverse are LAPACK's."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from normalign.kernels.blocks import Beside, factorise_and_invert_
+from tests.kernels.cases import DOUBLE, points
+
+
+def definite(n, seed=0):
+    root = points(n, n + 3, seed=seed)
+    return root @ root.T / n + torch.eye(n, dtype=DOUBLE)
+
+
+@given(n=st.integers(1, 40), base=st.integers(1, 17), seed=st.integers(0, 10**6))
+def test_halves_give_the_factor_and_the_inverse_of_the_whole(n, base, seed):
+    matrix = definite(n, seed)
+    # what stands above the diagonal must not matter
+    block = matrix.tril() + torch.full_like(matrix, 1e3).triu(1)
+    inverse, failures = factorise_and_invert_(block, base)
+    assert not any(failures)
+    factor = torch.linalg.cholesky(matrix)
+    assert torch.allclose(block.tril(), factor)
+    assert torch.allclose(inverse @ factor, torch.eye(n, dtype=DOUBLE), atol=1e-9)
+    assert not inverse.triu(1).any()
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_a_block_that_is_not_definite_is_reported(place):
+    matrix = torch.eye(5, dtype=DOUBLE)
+    matrix[place, place] = -1
+    _, failures = factorise_and_invert_(matrix, 2)
+    assert any(failures)
+
+
+def test_without_streams_work_beside_is_work_in_turn():
+    beside = Beside(torch.device("cpu"))
+    with beside:
+        done = torch.ones(3) + 1
+    beside.join()
+    assert done.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_a_failure_beside_is_not_swallowed():
+    with pytest.raises(ZeroDivisionError), Beside(torch.device("cpu")):
+        1 / 0  # noqa: B018
+
+
+@pytest.mark.cuda
+def test_a_second_stream_waits_and_is_waited_for():
+    device = torch.device("cuda")
+    beside, total = Beside(device), torch.zeros(1 << 24, device=device)
+    for step in range(20):
+        total += 1
+        with beside:
+            assert torch.cuda.current_stream() != torch.cuda.default_stream()
+            doubled = 2 * total
+        beside.join()
+        total = doubled - total + step % 2
+    # twice less once is once: one for each step, and one for every second of them
+    assert total.unique().tolist() == [30.0]
