@@ -94,7 +94,11 @@ def test_help_does_not_import_torch():
     assert "measure" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["tour", "measure", "data", "doctor"])
+@pytest.mark.parametrize(
+    "command",
+    ["reproduce", "list", "show", "compare", "report", "tour", "measure", "data",
+     "doctor"],
+)  # fmt: skip
 def test_every_command_has_help(capsys, command):
     assert main([command, "--help"]) == 0
     assert f"normalign {command}" in capsys.readouterr().out

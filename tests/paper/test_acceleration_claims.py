@@ -79,8 +79,10 @@ def test_significance_must_be_the_papers():
 
 
 def test_the_finding_says_what_came_out():
-    assert "2.0 times (Modular addition)" in finding(table(baseline=[8], grokalign=[4]))
+    assert "2.0 (Modular addition)" in finding(table(baseline=[8], grokalign=[4]))
+    assert "0.5 (Modular addition)" in finding(table(baseline=[4], grokalign=[8]))
     late = finding(table(baseline=[None], grokalign=[4]))
-    assert "Modular addition" in late
-    assert "baseline does not" in late
-    assert finding(table(baseline=[8])) == "No run of GrokAlign has grokked."
+    assert late == "GrokAlign groks and the baseline does not: Modular addition."
+    never = finding(table(baseline=[8], grokalign=[None]))
+    assert never == "GrokAlign does not grok: Modular addition."
+    assert finding(table(baseline=[8])) == "GrokAlign was not run."

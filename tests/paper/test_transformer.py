@@ -39,6 +39,7 @@ def record(train, test, alignment=None, seed=0):
         "train_accuracy": train, "test_accuracy": test,
         "centroid_alignment": alignment or [0.0] * len(train),
         "centroid_magnitude": [abs(a) for a in alignment or [0.0] * len(train)],
+        "answer_alignment": test,
     }  # fmt: skip
     return Record(small_run(seed), {"history": {"columns": columns}})
 
@@ -66,12 +67,12 @@ def test_a_run_is_torchs_adamw_on_the_whole_training_set(tmp_path):
     # float32 steps, and numbers stored with six digits
     assert columns["train_loss"][-1] == pytest.approx(float(loss), rel=1e-4)
     x = (network.embed(data.x_train[:7]) + network.pos).detach().requires_grad_()
-    total = network.unembed(network.blocks(x)[:, -1]).sum()
-    (centroid,) = torch.autograd.grad(total, x)
-    for name, kept in (("centroid_alignment", 0), ("last_token_alignment", 2)):
-        parts = centroid[:, kept:].flatten(1), x[:, kept:].flatten(1)
-        wanted = float(torch.cosine_similarity(*parts).mean())
-        assert columns[name][-1] == pytest.approx(wanted, abs=1e-4), name
+    logits = network.unembed(network.blocks(x)[:, -1])
+    answers = logits.gather(1, data.y_train[:7, None])
+    for name, part in (("centroid_alignment", logits), ("answer_alignment", answers)):
+        (pulled,) = torch.autograd.grad(part.sum(), x, retain_graph=True)
+        wanted = torch.cosine_similarity(pulled.flatten(1), x.flatten(1)).mean()
+        assert columns[name][-1] == pytest.approx(float(wanted.detach()), abs=1e-4)
 
 
 def test_the_equals_sign_has_a_logit_too():
@@ -156,19 +157,22 @@ def test_correlation_is_judged_by_its_mean_over_seeds():
 def test_the_finding_counts_the_seeds_that_generalised():
     text = ITEM.finding([record(TRAIN, TEST, RISING), record(TRAIN, TRAIN[:1] * 7)])
     assert text.startswith("1 of 2 seeds generalised, at step 32 in the mean, 16.0")
-    assert "alignment goes from 0.000 to 0.250" in text
+    assert "centroid alignment goes from 0.000 to 0.250" in text
+    assert "answer's row from 0.000 to 0.500" in text
     assert ITEM.finding([record([0, 1], [0, 0.2])]).startswith("0 of 1 seeds")
 
 
-def test_the_figure_has_accuracies_left_and_centroids_right():
+def test_the_figure_has_accuracies_centroids_and_answers_from_left_to_right():
     drawing = ITEM.figures[0].draw([record(TRAIN, TEST, RISING)])
-    assert [len(axis.lines) for axis in drawing.axes] == [2, 1]
+    assert [len(axis.lines) for axis in drawing.axes] == [2, 1, 1]
     assert all(axis.get_xscale() == "log" for axis in drawing.axes)
 
 
 @pytest.mark.full
-def test_at_quick_size_it_generalises_late(tmp_path):
+def test_at_quick_size_it_generalises_late_and_its_answers_align(tmp_path):
     (run,) = ITEM.runs(size="quick", preset="text", digits="mnist", seeds=1)
     (result,) = computed(tmp_path, run)
-    (verdict,) = ITEM.claims[0].check([Record(run, result)])
-    assert verdict.holds, verdict.why
+    for claim in ITEM.claims:
+        if "quick" in claim.sizes:
+            (verdict,) = claim.check([Record(run, result)])
+            assert verdict.holds, verdict.why

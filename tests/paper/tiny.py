@@ -97,12 +97,12 @@ def item(name="steady", *, mode="none", pause=0.0, groups=3, **changes):
 ITEMS = {
     one.name: one
     for one in (
-        item(pause=0.01),
+        item(pause=0.005),
         item("failing", mode="raise"),
         item("filling", mode="full"),
         item("dying", mode="die", pause=0.01),
         item("dying_once", mode="die_once", pause=0.01),
-        item("slow", pause=0.1),
+        item("slow", pause=0.05),
         item("training", experiment="tests.paper.tiny_training"),
     )
 }

@@ -18,7 +18,7 @@ def batches(runs, device):
 
 def compute(batch, context):
     task = xor_clusters(n_train=64, n_test=64, n_inputs=20)
-    epochs = batch[0]["steps"] * 2
+    epochs = batch[0]["steps"]
     networks = [
         mlp([20, 32, 1], generator=torch.Generator().manual_seed(run.seed))
         for run in batch
@@ -28,7 +28,7 @@ def compute(batch, context):
     ]
     ensemble = Ensemble(
         networks, task, members, loss="squared_error", epochs=epochs, batch_size=16,
-        evaluate=lambda epoch: epoch % 10 == 0, device=context.device,
+        evaluate=lambda epoch: epoch % 2 == 0, device=context.device,
     )  # fmt: skip
     (trained,) = trained_together([ensemble], context, names=["xor"])
     return [{"history": run.history.to_dict()["columns"]} for run in trained]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from normalign import At, local_geometry
+from normalign import At, local_affine, local_geometry
 from normalign.data import modular_addition
 from normalign.nn import Transformer
 from normalign.training import Ensemble, Member
@@ -84,6 +84,45 @@ def test_chains_and_samples_of_ones_own_are_measured_too():
     rows = [trained.history.last() for trained in built_one.train()]
     for network, x, row in zip(networks, points, rows, strict=True):
         assert_is(row, local_geometry(network, x).centroid_alignment)
+
+
+def test_with_labels_the_row_of_the_true_class_is_measured_too(pairs):
+    networks = transformers(2)
+    measure = stacked_centroid_alignment(pairs.x_train, pairs.y_train, at="blocks")
+    rows = first_rows(networks, pairs, measure)
+    for network, row in zip(networks, rows, strict=True):
+        x = (network.embed(pairs.x_train) + network.pos).detach().requires_grad_()
+        logits = network.unembed(network.blocks(x)[:, -1])
+        answers = logits.gather(1, pairs.y_train[:, None]).sum()
+        (pulled,) = torch.autograd.grad(answers, x)
+        wanted = torch.cosine_similarity(pulled.flatten(1), x.flatten(1)).mean()
+        assert row["answer_alignment"] == pytest.approx(float(wanted.detach()))
+
+
+def test_labels_may_be_each_members_own():
+    networks, data = chains(2), task()
+    labels = [data.y_train, data.y_train.flip(0)]
+    measure = stacked_centroid_alignment(data.x_train, labels)
+    trained = ensemble(networks, data, plain(2), epochs=0, measure=measure).train()
+    for network, y, one in zip(networks, labels, trained, strict=True):
+        jacobian = local_affine(network, data.x_train).jacobian
+        rows = jacobian[torch.arange(len(y)), y]
+        wanted = torch.cosine_similarity(rows, data.x_train).mean()
+        found = one.history.last()["answer_alignment"]
+        assert found == pytest.approx(float(wanted.detach()))
+
+
+@pytest.mark.parametrize(
+    ("y", "error", "words"),
+    [
+        (torch.zeros(3), TypeError, "y must be an integer tensor"),
+        (torch.zeros(2, dtype=torch.int64), ValueError, r"y must be of shape \(3,\)"),
+        ([], TypeError, "y must be an integer tensor"),
+    ],
+)
+def test_wrong_labels_are_refused(y, error, words):
+    with pytest.raises(error, match=words):
+        stacked_centroid_alignment(torch.zeros(3, 2), y)
 
 
 def test_measuring_changes_no_course(pairs):

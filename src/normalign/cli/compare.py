@@ -51,10 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _rendered(outcome: Outcome, form: str) -> str:
     from normalign.paper.rendering import render
-    from normalign.paper.verdict_table import verdict_table
+    from normalign.paper.verdict_tables import verdict_tables
 
-    table = verdict_table(outcome)
-    return render(table, outcome.records, form=form, about=outcome.about)
+    return "\n".join(
+        render(table, outcome.records, form=form, about=outcome.about)
+        for table in verdict_tables(outcome)
+    )
 
 
 def _csv(outcomes: Sequence[Outcome]) -> str:
@@ -62,7 +64,7 @@ def _csv(outcomes: Sequence[Outcome]) -> str:
     import csv
     import io
 
-    from normalign.paper.verdict_table import COLUMNS, verdict_rows
+    from normalign.paper.verdict_tables import COLUMNS, verdict_rows
 
     file = io.StringIO()
     writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")

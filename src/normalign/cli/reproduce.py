@@ -192,7 +192,7 @@ def _print_plan(plan: Plan, device: str, jobs: int) -> None:
     ]
     columns = ("item", "reference", "finished", "to run", "batches", "begun", "time")
     table(f"Plan for {device}, {jobs} at a time", columns, rows)
-    say(f"{plan.missing} runs to do in {duration(plan.seconds)}")
+    say(f"{plan.missing} runs to do; expected time: {duration(plan.seconds)}")
 
 
 def _announce(plan: Plan, device: str, jobs: int) -> None:

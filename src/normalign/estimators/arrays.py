@@ -122,8 +122,9 @@ def checked_features(estimator: Any, X: Any, *, reset: bool) -> np.ndarray:
 
 def _is_plain(table: Any) -> bool:
     """Whether a table is of floats and of two dimensions, without names."""
-    floats = type(table) is np.ndarray and table.dtype in (np.float64, np.float32)
-    return floats and table.ndim == 2 and min(table.shape) > 0 and table.dtype.isnative
+    if type(table) is not np.ndarray or table.dtype not in (np.float64, np.float32):
+        return False
+    return table.ndim == 2 and table.size > 0
 
 
 def _require_dense(callee: str, X: Any) -> None:

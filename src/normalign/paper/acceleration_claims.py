@@ -149,22 +149,24 @@ def finding(records: Records) -> str:
         (row["task"], row["method"]): row
         for row in acceleration_rows(epochs_by_seed(records))
     }
-    gains, lost = [], []
+    ratios, alone, never = [], [], []
     for task, title in TASK_TITLES.items():
         row = rows.get((task, "grokalign"))
         if row is None:
             continue
         if row["speedup"] is not None:
-            gains.append(f"{row['speedup']:.1f} times ({title})")
-        elif row["n_grokked"]:
-            lost.append(title)
+            ratios.append(f"{row['speedup']:.1f} ({title})")
+        else:
+            (alone if row["n_grokked"] else never).append(title)
     said = []
-    if gains:
-        said.append(f"GrokAlign needs fewer epochs than the baseline by a factor of "
-                    f"{_listed(gains)}.")  # fmt: skip
-    if lost:
-        said.append(f"On {_listed(lost)} it groks and the baseline does not in time.")
-    return " ".join(said) or "No run of GrokAlign has grokked."
+    if ratios:
+        said.append("Epochs of the baseline for each epoch of GrokAlign, until the "
+                    f"grokked state: {_listed(ratios)}.")  # fmt: skip
+    if alone:
+        said.append(f"GrokAlign groks and the baseline does not: {_listed(alone)}.")
+    if never:
+        said.append(f"GrokAlign does not grok: {_listed(never)}.")
+    return " ".join(said) or "GrokAlign was not run."
 
 
 def _listed(words: list[str]) -> str:

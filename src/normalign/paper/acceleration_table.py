@@ -30,8 +30,8 @@ TASK_TITLES = {
 }  # fmt: skip
 METHOD_TITLES = {
     "baseline": "Baseline", "grokfast": "Grokfast", "orthograd": "OrthoGrad",
-    "grokalign": "GrokAlign", "grokfast_matched": "Grokfast, matched steps",
-    "grokalign_tuned": "GrokAlign, squared norm, tuned weight",
+    "grokalign": "GrokAlign", "grokfast_matched": "Grokfast, matched",
+    "grokalign_tuned": "GrokAlign, tuned",
 }  # fmt: skip
 
 

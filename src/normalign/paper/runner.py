@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -166,7 +167,8 @@ def _spread(
     When one process dies, joblib ends the others, too. Which batch was to blame shows
     when each that was running is tried by itself.
     """
-    waiting = deque(sorted(batches, key=lambda batch: -(batch.seconds or 0.0)))
+    # The longest last would leave the others idle; what nobody knows may be long.
+    waiting = deque(sorted(batches, key=lambda batch: -(batch.seconds or math.inf)))
     suspects: deque[Batch] = deque()
     strikes: Counter[str] = Counter()
     while (waiting or suspects) and not asked_to_stop():

@@ -22,7 +22,10 @@ CALLEE = "stacked_centroid_alignment"
 
 
 def stacked_centroid_alignment(
-    x: Tensor | Sequence[Tensor], *, at: str | At | None = None
+    x: Tensor | Sequence[Tensor],
+    y: Tensor | Sequence[Tensor] | None = None,
+    *,
+    at: str | At | None = None,
 ) -> Measure:
     r"""Return the centroid alignment of every network of an ensemble at some samples.
 
@@ -34,14 +37,22 @@ def stacked_centroid_alignment(
     takes the place of x, flattened: for networks of tokens the embedded ones. A network
     without a centroid (its outputs sum to a constant) counts as 0.
 
-    It costs two forward passes and one backward pass over all samples at once, however
-    many outputs there are; :func:`normalign.training.stacked_geometry` builds whole
-    Jacobians. The samples of a batch must not depend on each other.
+    Cross-entropy does not see what is added to all logits, so it does not shape their
+    sum, and the aligned solution has centroids of length 0 (Eq. ci_ce). With labels,
+    ``answer_alignment`` is the mean cosine of x with the Jacobian's row of the true
+    class, which that solution aligns.
+
+    It costs two forward passes and one backward pass (two with labels) over all samples
+    at once, however many outputs there are;
+    :func:`normalign.training.stacked_geometry` builds whole Jacobians. The samples of a
+    batch must not depend on each other.
 
     Parameters
     ----------
     x : Tensor of shape (n, ...), or one for each member of the ensemble
         Where to measure; integers need ``at``.
+    y : integer Tensor of shape (n,), or one for each member, optional
+        True classes; they add ``answer_alignment``.
     at : str or At, optional
         See :func:`normalign.local_geometry`.
 
@@ -71,31 +82,38 @@ def stacked_centroid_alignment(
     0.707
     """
     inputs = _inputs(x, at)
+    labels = None if y is None else _labels(y, inputs.shape[1])
 
     @torch.no_grad()
     def measure(stack: Stack) -> dict[str, Tensor]:
         rows, points = stack.rows, _of(stack, inputs)
         dtype = rows.dtype if points.is_floating_point() else points.dtype
-        centroid, start = _centroids(stack, points.to(rows.device, dtype), at)
+        answers = None if labels is None else _of(stack, labels).to(rows.device)
+        start, pulled = _pulled(stack, points.to(rows.device, dtype), answers, at)
         exact = summing_dtype(rows.device)
-        cosine = centroid_alignment(
-            centroid.flatten(2).to(exact), start.flatten(2).to(exact)
-        )
-        return {
-            "centroid_alignment": cosine.mean(1),
-            "centroid_magnitude": cosine.abs().mean(1),
+        start = start.flatten(2).to(exact)
+        cosines = [centroid_alignment(v.flatten(2).to(exact), start) for v in pulled]
+        columns = {
+            "centroid_alignment": cosines[0].mean(1),
+            "centroid_magnitude": cosines[0].abs().mean(1),
         }
+        if labels is not None:
+            columns["answer_alignment"] = cosines[1].mean(1)
+        return columns
 
     return measure
 
 
-def _centroids(stack: Stack, x: Tensor, at: str | At | None) -> tuple[Tensor, Tensor]:
-    """Return centroids and where their map begins, both (s, n, ...)."""
+def _pulled(
+    stack: Stack, x: Tensor, y: Tensor | None, at: str | At | None
+) -> tuple[Tensor, list[Tensor]]:
+    """Return where the map begins, and centroids and rows of y there: (s, n, ...)."""
     network, names = stack.networks.network, list(stack.networks.shapes)
     parameters = stack.networks.split(stack.rows)
 
     def run(values: list[Tensor], x: Tensor) -> Tensor:
-        return functional_call(network, dict(zip(names, values, strict=True)), (x,))
+        named = dict(zip(names, values, strict=True))
+        return functional_call(network, named, (x,)).flatten(1)
 
     with attention_with_derivatives():
         if at is None:
@@ -107,10 +125,16 @@ def _centroids(stack: Stack, x: Tensor, at: str | At | None) -> tuple[Tensor, Te
         with torch.enable_grad():
             start = start.detach().requires_grad_()
             arguments = (start,) if at is None else (x, start)
-            total = vmap(tail)(parameters, *arguments).sum()
+            output = vmap(tail)(parameters, *arguments)
             # Samples do not mix, so the sum's gradient holds each one's centroid.
-            (centroid,) = torch.autograd.grad(total, start)
-    return centroid, start.detach()
+            totals = [output.sum()]
+            if y is not None:
+                totals.append(output.gather(2, y.unsqueeze(2)).sum())
+            pulled = [
+                torch.autograd.grad(total, start, retain_graph=True)[0]
+                for total in totals
+            ]
+    return start.detach(), pulled
 
 
 def _head(run: Callable[..., Tensor], place: Place) -> Callable[..., Tensor]:
@@ -154,6 +178,17 @@ def _inputs(x: Tensor | Sequence[Tensor], at: str | At | None) -> Tensor:
     remedy = "Name where the map begins: at='...'."
     require_kind(real, CALLEE, "x", "of a real dtype", parts[0], remedy)
     return torch.stack([part.detach() for part in parts])
+
+
+def _labels(y: Tensor | Sequence[Tensor], n: int) -> Tensor:
+    """Return labels as (1, n) or (s, n), or complain."""
+    parts = list(y) if isinstance(y, Sequence) else [y]
+    told = all(isinstance(v, Tensor) and not v.is_floating_point() for v in parts)
+    rule = "an integer tensor, or one for each member"
+    require_kind(told and bool(parts), CALLEE, "y", rule, y)
+    fits, rule = {v.shape for v in parts} == {(n,)}, f"of shape ({n},), one per sample"
+    require(fits, CALLEE, "y", rule, parts[0])
+    return torch.stack([part.detach().long() for part in parts])
 
 
 def _of(stack: Stack, value: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from normalign import At
 from normalign.data import modular_addition
 from normalign.data.dataset import Dataset
 from normalign.nn import Transformer
@@ -19,13 +18,12 @@ from normalign.paper.experiments.together import trained_together
 from normalign.paper.spec import Run
 from normalign.training import Ensemble, Member, rules
 from normalign.training.centroids import stacked_centroid_alignment
-from normalign.training.stack import Stack
 
 __all__ = ["batches", "compute", "exact_cross_entropy"]
 
 COLUMNS = (
     "train_loss", "train_accuracy", "test_loss", "test_accuracy",
-    "centroid_alignment", "centroid_magnitude", "last_token_alignment",
+    "centroid_alignment", "centroid_magnitude", "answer_alignment",
 )  # fmt: skip
 
 
@@ -58,9 +56,10 @@ def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
     """Return the curves of each run: accuracies, and alignment of the centroids.
 
     The map is from the embedded tokens, positions included, to the logits at the last;
-    alignment is the mean over the first ``n_measured`` training pairs.
+    alignment is the mean over the first ``n_measured`` training pairs, and beside the
+    centroids' there is that of the right answer's row.
     """
-    first = batch[0]
+    first, n = batch[0], batch[0]["n_measured"]
     data = [_pairs(run) for run in batch]
     rule = rules.AdamW(
         first["learning_rate"], beta1=first["beta1"], beta2=first["beta2"],
@@ -72,23 +71,13 @@ def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
         [Member(run.seed, rule) for run in batch],
         loss=exact_cross_entropy, epochs=first["steps"],
         evaluate=evaluated.__contains__,
-        measure=_Centroids([d.x_train[: first["n_measured"]] for d in data]),
+        measure=stacked_centroid_alignment(
+            [d.x_train[:n] for d in data], [d.y_train[:n] for d in data], at="blocks"
+        ),
         device=context.device,
     )  # fmt: skip
     (trained,) = trained_together([ensemble], context, names=["modular-addition"])
     return [{"history": kept_history(one.history, COLUMNS)} for one in trained]
-
-
-class _Centroids:
-    """Centroid alignment of all tokens together, and of the last one alone."""
-
-    def __init__(self, x: Sequence[Tensor]) -> None:
-        self._all = stacked_centroid_alignment(x, at="blocks")
-        self._last = stacked_centroid_alignment(x, at=At("blocks", token=-1))
-
-    def __call__(self, stack: Stack) -> dict[str, Tensor]:
-        last = self._last(stack)["centroid_alignment"]
-        return {**self._all(stack), "last_token_alignment": last}
 
 
 def _pairs(run: Run) -> Dataset:

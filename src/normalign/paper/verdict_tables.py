@@ -8,7 +8,7 @@ from normalign.paper.compare import spoken
 from normalign.paper.outcomes import Outcome
 from normalign.paper.spec import Column, Row, Table
 
-__all__ = ["COLUMNS", "verdict_rows", "verdict_table"]
+__all__ = ["COLUMNS", "verdict_rows", "verdict_tables"]
 
 _ORIGIN = ("item", "size", "preset", "data")
 _VERDICT = ("claim", "cell", "rule", "paper", "ours", "verdict", "why")
@@ -30,11 +30,18 @@ def verdict_rows(outcomes: Sequence[Outcome]) -> list[Row]:
     ]  # fmt: skip
 
 
-def verdict_table(outcome: Outcome) -> Table:
-    """Return the verdicts of one item; what they are from is said with the title."""
-    item = outcome.item
-    return Table(
-        "verdicts", f"{item.name}, {item.reference}: {item.title}",
-        lambda records: verdict_rows([outcome]),
-        [Column(name, name.capitalize()) for name in _VERDICT],
-    )  # fmt: skip
+def verdict_tables(outcome: Outcome) -> list[Table]:
+    """Return the verdicts of one item, a table for each claim under its rule."""
+    item, names = outcome.item, ("cell", "paper", "ours", "verdict", "why")
+    claims = dict.fromkeys(claim.name for claim, _ in outcome.verdicts)
+    rules = {claim.name: claim.rule for claim, _ in outcome.verdicts}
+    return [
+        Table(
+            "verdicts", f"{item.reference}. {name}: {rules[name]}",
+            lambda records, name=name: [
+                row for row in verdict_rows([outcome]) if row["claim"] == name
+            ],
+            [Column(column, column.capitalize()) for column in names],
+        )
+        for name in claims
+    ]  # fmt: skip
