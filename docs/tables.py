@@ -3,8 +3,9 @@
     python docs/tables.py
 
 A table stands between ``<!--table:NAME-->`` and ``<!--/table-->``; NAME is a file
-``results/benchmarks/NAME.json`` that a script in ``benchmarks/`` wrote with ``--save``,
-or ``results/NAME.json`` for a table of the paper. Where there is no such file yet, the
+``results/benchmarks/NAME.json`` that a script in ``benchmarks/`` wrote with ``--save``.
+What is of the paper stands between ``<!--paper:ITEM/WHAT/PRESET-->`` and
+``<!--/paper-->`` (see ``paper_tables.py``). Where there are no such results yet, the
 page says so. A test checks that every page shows what its files say.
 """
 
@@ -17,14 +18,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from normalign.paper.acceleration_table import acceleration_rows
-
 sys.path.insert(0, str(Path(__file__).parent))  # tests run this file from afar
 from machine_tables import rfm, rfm_selection, ridges
+from paper_tables import shown
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"
-TABLE = re.compile(r"<!--table:(\S+)-->\n.*?<!--/table-->", re.DOTALL)
+TABLE = re.compile(r"<!--(table|paper):(\S+)-->\n.*?<!--/\1-->", re.DOTALL)
 
 
 def geometry(result: dict[str, Any]) -> list[str]:
@@ -127,38 +127,6 @@ def _span(record: dict[str, Any]) -> list[str]:
 
 def _listed(values: list[Any]) -> str:
     return ", ".join(map(str, values))
-
-
-def table1(result: dict[str, Any]) -> list[str]:
-    """Table 1, ours beside the paper's."""
-    lines = [
-        "| | | grokked (paper) | mean epoch (paper) | speed-up (paper) | p, paired "
-        "| p, Welch | done after |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-
-    def both(row: dict[str, Any], name: str, form: str) -> str:
-        values = (row[name], row[f"published_{name}"])
-        ours, theirs = ("-" if v is None else format(v, form) for v in values)
-        return f"{ours} ({theirs})"
-
-    epochs = {
-        task: {
-            method: dict(zip(found["seeds"], found["epochs"], strict=True))
-            for method, found in methods.items()
-        }
-        for task, methods in result["tasks"].items()
-    }
-    for row in acceleration_rows(epochs):
-        tests = (row["p_paired"], row["p_welch"])
-        paired, welch = ("-" if p is None else f"{p:.1e}" for p in tests)
-        finished = result["tasks"][row["task"]][row["method"]]["finished"]
-        lines.append(
-            f"| {row['task']} | {row['method']} | {both(row, 'share', '.0%')} "
-            f"| {both(row, 'epochs', '.0f')} | {both(row, 'speedup', '.2f')} "
-            f"| {paired} | {welch} | {finished:.0f} s |"
-        )
-    return [*lines, "", f"All of it: {result['seconds']:.0f} s, set-up included."]
 
 
 def powers(result: dict[str, Any]) -> list[str]:
@@ -270,15 +238,13 @@ KINDS = {
     "rfm": rfm,
     "rfm_selection": rfm_selection,
     "ridges": ridges,
-    "table1": table1,
 }
 
 
 def table(name: str) -> str:
     """The rows of a result, and where they were measured."""
     kind = max((kind for kind in KINDS if name.startswith(f"{kind}-")), key=len)
-    folder = RESULTS if kind == "table1" else RESULTS / "benchmarks"
-    path = folder / f"{name}.json"
+    path = RESULTS / "benchmarks" / f"{name}.json"
     if not path.exists():
         return "Not measured yet.\n"
     result = json.loads(path.read_text())
@@ -300,11 +266,13 @@ def filled(page: str) -> str:
     """The page with every table made anew."""
 
     def fill(match: re.Match[str]) -> str:
-        return f"<!--table:{match[1]}-->\n{table(match[1])}<!--/table-->"
+        kind, name = match.groups()
+        content = table(name) if kind == "table" else shown(name)
+        return f"<!--{kind}:{name}-->\n{content}<!--/{kind}-->"
 
     return TABLE.sub(fill, page)
 
 
 if __name__ == "__main__":
-    for path in sorted(DOCS.glob("*.md")):
+    for path in (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))):
         path.write_text(filled(path.read_text()))

@@ -52,11 +52,12 @@ def test_the_full_size_is_the_papers():
     assert zero_jacobian.batches(runs, torch.device("cuda")) == [runs]
 
 
-def test_one_batch_holds_all_weights_and_seeds():
+def test_on_a_cpu_a_batch_holds_all_weights_of_a_seed():
     runs = ITEM.runs(size="quick", preset="text", digits="digits_5000")
-    assert zero_jacobian.batches(runs, CPU) == [runs]
+    seeds = [[run for run in runs if run.seed == seed] for seed in range(2)]
+    assert zero_jacobian.batches(runs, CPU) == seeds
     other = small_run(n_train=30)
-    assert zero_jacobian.batches([*runs, other], CPU) == [runs, [other]]
+    assert zero_jacobian.batches([*runs, other], CPU) == [*seeds, [other]]
 
 
 def test_curves_start_at_the_same_network_and_end_apart(tmp_path):

@@ -29,11 +29,15 @@ COLUMNS = (
 
 
 def batches(runs: Sequence[Run], device: torch.device) -> list[list[Run]]:
-    """Return all strengths and seeds together: they share their kernels."""
+    """Return everything together on CUDA, else all strengths of one seed.
+
+    On a CPU two processes of one thread each are faster than one process of two.
+    """
     groups: dict[str, list[Run]] = {}
     for run in runs:
         common = {n: v for n, v in run.settings.items() if n != "strength"}
-        others = {**run.to_dict(), "settings": common, "seed": None}
+        seed = None if device.type == "cuda" else run.seed
+        others = {**run.to_dict(), "settings": common, "seed": seed}
         groups.setdefault(repr(sorted(others.items())), []).append(run)
     return list(groups.values())
 

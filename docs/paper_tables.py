@@ -1,0 +1,114 @@
+"""What the pages show of the paper: tables, findings and verdicts of archived runs.
+
+The runs are in ``results/paper``, as ``normalign reproduce --full --archive`` wrote
+them; nothing here computes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from normalign.paper.acceleration_table import (
+    METHOD_TITLES,
+    TASK_TITLES,
+    acceleration_rows,
+    epochs_by_seed,
+)
+from normalign.paper.catalogue import item
+from normalign.paper.compare import spoken
+from normalign.paper.outcomes import Outcome, outcome
+from normalign.paper.rendering import render
+from normalign.paper.results import Store
+
+ARCHIVES = Path(__file__).parent.parent / "results" / "paper"
+
+
+def full(name: str, preset: str = "released") -> Outcome:
+    """What there is of an item at full size."""
+    store = Store(ARCHIVES / "nowhere", archives=[ARCHIVES])
+    return outcome(item(name), size="full", preset=preset, digits="mnist", store=store)
+
+
+def shown(words: str) -> str:
+    """What stands at ``<!--paper:WORDS-->``: an item, what of it, and a preset."""
+    name, what, *preset = words.split("/")
+    found = full(name, *preset)
+    if not found.records:
+        return "Not computed yet.\n"
+    return KINDS[what](found) + "\n"
+
+
+def table(found: Outcome) -> str:
+    """The item's first table, ours beside the paper's."""
+    first = found.item.tables[0]
+    return render(first, found.records, form="md", about=found.about).strip()
+
+
+def cost(found: Outcome) -> str:
+    """The item's table of seconds."""
+    (last,) = (one for one in found.item.tables if not one.repeatable)
+    return render(last, found.records, form="md", about=found.about).strip()
+
+
+def finding(found: Outcome) -> str:
+    """What came out, in a sentence."""
+    return found.finding or found.missing
+
+
+def verdicts(found: Outcome) -> str:
+    """How many cells agree, and each that does not."""
+    counts = {how: found.count(how) for how in (True, False, None)}
+    lines = [f"{counts[True]} of {sum(counts.values())} verdicts hold."]
+    failed = [(c, v) for c, v in found.verdicts if v.holds is not True]
+    if failed:
+        lines += ["", "| claim | cell | paper | ours | | why |", "|---" * 6 + "|"]
+    for claim, one in failed:
+        cells = (claim.name, one.cell, one.paper, one.ours, spoken(one.holds), one.why)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def made(found: Outcome) -> str:
+    """Where, when and how fast."""
+    first = found.records[0].made
+    batches = {r.made["batch"]: r.made["seconds"] for r in found.records}
+    return (
+        f"{len(found.records)} runs, {sum(batches.values()):.0f} s on "
+        f"{first['device']}, torch {first['versions']['torch']}, commit "
+        f"{(first['commit'] or 'unknown')[:7]}."
+    )
+
+
+def epochs(found: Outcome) -> str:
+    """Table 1 on one screen: mean epochs, the paper's in brackets."""
+    rows = acceleration_rows(epochs_by_seed(found.records))
+    cells = {(row["task"], row["method"]): row for row in rows}
+    methods = [m for m in METHOD_TITLES if any(key[1] == m for key in cells)]
+    lines = [
+        "| | " + " | ".join(METHOD_TITLES[m] for m in methods) + " |",
+        "|---" * (len(methods) + 1) + "|",
+    ]
+    for task, title in TASK_TITLES.items():
+        told = [_epochs(cells[task, method]) for method in methods]
+        lines.append(f"| {title} | {' | '.join(told)} |")
+    return "\n".join(lines)
+
+
+def _epochs(row: dict[str, Any]) -> str:
+    def mean(epochs: float | None, share: float | None) -> str:
+        if epochs is None:
+            return "never"
+        some = "" if share == 1 else f", {share:.0%} of seeds"
+        return f"{epochs:.0f}{some}"
+
+    ours = mean(row["epochs"], row["share"])
+    if row["published_share"] is None:
+        return ours
+    return f"{ours} ({mean(row['published_epochs'], row['published_share'])})"
+
+
+KINDS = {
+    "cost": cost, "epochs": epochs, "finding": finding, "made": made, "table": table,
+    "verdicts": verdicts,
+}  # fmt: skip
