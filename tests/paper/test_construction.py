@@ -92,7 +92,7 @@ def test_the_finding_says_the_medians():
         for run, norms in zip(runs, ([1, 2, 3], [7, 9, 8]), strict=True)
     ]
     text = ITEM.finding(made)
-    assert "is 0.5 or more" in text
+    assert "least alignment at any point is 0.5;" in text
     assert "2 for 5 points and 8 for 10 points" in text
 
 

@@ -17,7 +17,14 @@ from normalign.paper.plan import Batch, Plan, forget, opened
 from normalign.paper.pools import deaths, pool
 from normalign.paper.progress import Board, shown
 from normalign.paper.results import Store
-from normalign.paper.workers import Ended, Workplace, computed, keep, notes_of
+from normalign.paper.workers import (
+    Ended,
+    Workplace,
+    computed,
+    is_full,
+    keep,
+    notes_of,
+)
 
 __all__ = ["Performance", "carried_out"]
 
@@ -217,5 +224,6 @@ def _kept(one: Ended, place: Workplace) -> Ended:
     try:
         keep(one.batch, one.results or [], one.made or {}, place)
     except OSError as error:
-        return Ended(one.batch, "full", error=f"{type(error).__name__}: {error}")
+        how = "full" if is_full(error) else "failed"
+        return Ended(one.batch, how, error=f"{type(error).__name__}: {error}")
     return replace(one, results=None)

@@ -27,7 +27,7 @@ from normalign.paper.context import Context, experiment_named
 from normalign.paper.plan import Batch, checkpoints, forget, remember
 from normalign.paper.results import Store
 
-__all__ = ["Ended", "Workplace", "computed", "keep", "notes_of"]
+__all__ = ["Ended", "Workplace", "computed", "is_full", "keep", "notes_of"]
 
 # What an experiment may raise. Anything else is a fault of this program.
 FAILURES = (
@@ -124,12 +124,12 @@ def computed(
             forget(batch, work)
             return Ended(batch, "done")
         resumed = bool(checkpoints(batch, work))
-        notes(0.0, "begins")
+        notes(notes.share if resumed else 0.0, "begins")
         remember(batch, work)
         try:
             results = _results(batch, place, work, notes)
         except FAILURES as error:
-            if not resumed or _is_full(error):
+            if not resumed or is_full(error):
                 raise
             forget(batch, work)
             remember(batch, work)
@@ -143,7 +143,7 @@ def computed(
         return Ended(batch, "interrupted")
     except FAILURES as error:
         line = f"{type(error).__name__}: {error}".splitlines()[0]
-        if _is_full(error):
+        if is_full(error):
             return Ended(batch, "full", error=line)
         trace = traceback.format_exc()
         with suppress(OSError):
@@ -259,7 +259,7 @@ def _is_stored(batch: Batch, place: Workplace) -> bool:
     return all(store.path(run).is_file() and store.has(run) for run in batch.runs)
 
 
-def _is_full(error: BaseException | None) -> bool:
+def is_full(error: BaseException | None) -> bool:
     """Whether an error, or one that it came of, is that no space is left."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _NO_SPACE:
