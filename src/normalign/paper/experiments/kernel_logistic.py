@@ -30,23 +30,23 @@ DECAYS = ("coupled", "decoupled")
 
 
 class _Decayed(torch.autograd.Function):
-    """The identity, whose gradient has the weight decay added to it."""
+    """The identity, whose gradients have the weight decay added to them."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(parameter: Tensor, decay: float) -> Tensor:
-        return parameter.view_as(parameter)
+    def forward(decay: float, *parameters: Tensor) -> tuple[Tensor, ...]:
+        return tuple(parameter.view_as(parameter) for parameter in parameters)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        parameter, ctx.decay = inputs
-        ctx.save_for_backward(parameter)
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.decay, *parameters = inputs
+        ctx.save_for_backward(*parameters)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (parameter,) = ctx.saved_tensors
-        return grads[0] + ctx.decay * parameter, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        pairs = zip(grads, ctx.saved_tensors, strict=True)
+        return None, *(grad + ctx.decay * parameter for grad, parameter in pairs)
 
 
 class CoupledDecay(nn.Module):
@@ -78,10 +78,10 @@ class CoupledDecay(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what the network returns."""
-        named = {
-            name: _Decayed.apply(parameter, self.decay)
-            for name, parameter in self.network.named_parameters()
-        }
+        names, parameters = zip(*self.network.named_parameters(), strict=True)
+        # All in one go: each call costs more than these small networks' own steps.
+        decayed = _Decayed.apply(self.decay, *parameters)
+        named = dict(zip(names, decayed, strict=True))
         return functional_call(self.network, named, (x,))
 
 

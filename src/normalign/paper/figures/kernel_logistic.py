@@ -3,8 +3,8 @@
 Claim: while it trains, the model progresses towards the normal-aligned state, and its
 effective rank collapses towards one.
 
-Command: ``normalign reproduce kernel_logistic``; two cores, about 10 s (quick: 500
-points, two seeds, measured at 100 of them) or, with ``--full``, a minute.
+Command: ``normalign reproduce kernel_logistic``; two cores, about 10 s (quick: two
+seeds, measured at 100 points of each) or, with ``--full``, a minute.
 
 The paper's: 1000 points of Gaussian blobs in ten dimensions, 80 % to train on; 6, 8 and
 10 classes; 50 centers from k-means; full-batch Adam, rate 0.01, decay 0.001, 1000
@@ -63,7 +63,7 @@ ITEM = Item(
     },
     sizes={
         "quick": Size(
-            2, {"n_samples": 500, "n_evaluated": 40, "n_measured": 100},
+            2, {"n_evaluated": 40, "n_measured": 100},
             seconds={"cpu": 10.0},
         ),
         "full": Size(5, seconds={"cpu": 60.0, "cuda": 15.0}),
