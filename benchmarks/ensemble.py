@@ -43,7 +43,7 @@ from torch import Tensor, nn
 
 from normalign.data import xor_clusters, xor_noise
 from normalign.nn import mlp
-from normalign.paper.acceleration_table import acceleration_rows
+from normalign.paper.evidence.acceleration_table import acceleration_rows
 from normalign.paper.experiments.acceleration import METHODS, acceleration_ensemble
 from normalign.paper.experiments.acceleration_tasks import TASKS, Instance, Task, task
 from normalign.paper.store import commit

@@ -26,7 +26,7 @@ from normalign.data.dataset import Dataset
 from normalign.geometry import Slice, local_geometry, partition
 from normalign.nn import mlp
 from normalign.paper.store import provenance, write_bytes, write_json
-from normalign.paper.tour_runs import RUNS, TourRun, TourSettings, digits, trained
+from normalign.paper.tour.runs import RUNS, TourRun, TourSettings, digits, trained
 from normalign.plots import plot_centroids, plot_curves, plot_partition
 from normalign.regularizers import PenaltyForm
 from normalign.training import Ensemble, Member, rules, stacked_geometry

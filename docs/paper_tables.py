@@ -9,16 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from normalign.paper.acceleration_table import (
+from normalign.paper.catalogue import item
+from normalign.paper.evidence.acceleration_table import (
     METHOD_TITLES,
     TASK_TITLES,
     acceleration_rows,
     epochs_by_seed,
 )
-from normalign.paper.catalogue import item
-from normalign.paper.compare import spoken
-from normalign.paper.outcomes import Outcome, outcome
-from normalign.paper.rendering import render
+from normalign.paper.reporting.compare import spoken
+from normalign.paper.reporting.outcomes import Outcome, outcome
+from normalign.paper.reporting.rendering import render
 from normalign.paper.results import Store
 
 ARCHIVES = Path(__file__).parent.parent / "results" / "paper"

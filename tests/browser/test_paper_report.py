@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from normalign.paper.report import write_report
+from normalign.paper.reporting.report import write_report
 from tests.paper.fakes import fake_items, store_of
 
 pytestmark = pytest.mark.browser

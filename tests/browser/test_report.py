@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from normalign.paper import run_tour
-from normalign.paper.tour_runs import TourSettings
+from normalign.paper.tour.runs import TourSettings
 
 pytestmark = pytest.mark.browser
 

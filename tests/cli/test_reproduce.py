@@ -119,7 +119,7 @@ def test_a_disk_that_is_full_when_the_report_is_written_is_told_too(
     def full(*args, **words):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("normalign.paper.report.write_report", full)
+    monkeypatch.setattr("normalign.paper.reporting.report.write_report", full)
     assert reproduce("steady") == 1
     assert "--out must be on a disk with space left" in capsys.readouterr().err
     monkeypatch.undo()

@@ -3,7 +3,7 @@
 import math
 import random
 
-from normalign.paper.panels import Panel, Panels, PointsPanel
+from normalign.paper.reporting.panels import Panel, Panels, PointsPanel
 from normalign.paper.results import Store
 from normalign.paper.spec import (
     Claim,

@@ -11,7 +11,7 @@ from normalign.cli.output import note, say
 from normalign.cli.show import add_digits, found
 
 if TYPE_CHECKING:
-    from normalign.paper.outcomes import Outcome
+    from normalign.paper.reporting.outcomes import Outcome
 
 __all__ = ["add_to", "run"]
 
@@ -50,8 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _rendered(outcome: Outcome, form: str) -> str:
-    from normalign.paper.rendering import render
-    from normalign.paper.verdict_tables import verdict_tables
+    from normalign.paper.reporting.rendering import render
+    from normalign.paper.reporting.verdict_tables import verdict_tables
 
     return "\n".join(
         render(table, outcome.records, form=form, about=outcome.about)
@@ -64,7 +64,7 @@ def _csv(outcomes: Sequence[Outcome]) -> str:
     import csv
     import io
 
-    from normalign.paper.verdict_tables import COLUMNS, verdict_rows
+    from normalign.paper.reporting.verdict_tables import COLUMNS, verdict_rows
 
     file = io.StringIO()
     writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")

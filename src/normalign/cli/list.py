@@ -50,7 +50,7 @@ def _standing(
     item: Item, size: str, store: Store, digits: str, arguments: argparse.Namespace
 ) -> list[str]:
     """Return how many runs of an item are finished, and how long all take."""
-    from normalign.paper.progress import duration
+    from normalign.paper.running.progress import duration
 
     if size not in item.sizes:
         return ["-", "-"]

@@ -31,7 +31,7 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the report and print where it is."""
     stored.checked(arguments, _CALLEE)
-    from normalign.paper.report import write_report
+    from normalign.paper.reporting.report import write_report
 
     path = write_report(
         arguments.out, items=stored.chosen(arguments), size=stored.size_of(arguments),

@@ -15,9 +15,9 @@ from normalign.cli.output import note, say, table
 from normalign.cli.unchanged import recalled, remembered
 
 if TYPE_CHECKING:
-    from normalign.paper.plan import Plan
     from normalign.paper.results import Store
-    from normalign.paper.runner import Performance
+    from normalign.paper.running.plan import Plan
+    from normalign.paper.running.runner import Performance
     from normalign.paper.spec import Item
 
 __all__ = ["add_to", "run"]
@@ -91,8 +91,8 @@ def _reproduced(
     arguments: argparse.Namespace, jobs: int | None, memory: Path | None, words: Any
 ) -> int:
     from normalign.paper.experiments.digits import digits_source
-    from normalign.paper.plan import planned
-    from normalign.paper.pools import jobs_for
+    from normalign.paper.running.plan import planned
+    from normalign.paper.running.pools import jobs_for
 
     device, out = _device(arguments.device), arguments.out
     n_jobs, threads = jobs_for(jobs, device=device)
@@ -135,9 +135,9 @@ def _performed(
     jobs: int,
     threads: int | None,
 ) -> Performance:
-    from normalign.paper.runner import carried_out
+    from normalign.paper.running.runner import carried_out
+    from normalign.paper.running.workers import Workplace
     from normalign.paper.store import device_name, provenance
-    from normalign.paper.workers import Workplace
 
     made = provenance()
     made["commit"] = arguments.commit or made["commit"]
@@ -156,8 +156,8 @@ def _report(
     arguments: argparse.Namespace, items: list[Item], store: Store, asked: Any
 ) -> str:
     """Write the report; print what was found and where the report is."""
-    from normalign.paper.outcomes import outcomes
-    from normalign.paper.report import write_report
+    from normalign.paper.reporting.outcomes import outcomes
+    from normalign.paper.reporting.report import write_report
 
     command = shlex.join(["normalign", "reproduce", *_words(arguments)])
     report = write_report(
@@ -176,7 +176,7 @@ def _report(
 
 
 def _print_plan(plan: Plan, device: str, jobs: int) -> None:
-    from normalign.paper.progress import duration
+    from normalign.paper.running.progress import duration
 
     rows = [
         (
@@ -196,7 +196,7 @@ def _print_plan(plan: Plan, device: str, jobs: int) -> None:
 
 
 def _announce(plan: Plan, device: str, jobs: int) -> None:
-    from normalign.paper.progress import duration
+    from normalign.paper.running.progress import duration
 
     note(
         f"{plan.missing} runs in {len(plan.batches)} batches on {device}, {jobs} at a "

@@ -10,7 +10,7 @@ from normalign.cli import stored
 from normalign.cli.output import note, say
 
 if TYPE_CHECKING:
-    from normalign.paper.outcomes import Outcome
+    from normalign.paper.reporting.outcomes import Outcome
 
 __all__ = ["add_digits", "add_to", "found", "run"]
 
@@ -49,7 +49,7 @@ def add_digits(parser: argparse.ArgumentParser) -> None:
 
 def found(arguments: argparse.Namespace) -> list[Outcome]:
     """Return what is stored of the items that the options name."""
-    from normalign.paper.outcomes import outcomes
+    from normalign.paper.reporting.outcomes import outcomes
 
     return outcomes(
         stored.chosen(arguments), size=stored.size_of(arguments),
@@ -79,9 +79,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _texts(outcome: Outcome, form: str, part: str | None) -> list[str]:
     """Return the parts of an item that are asked for, as text."""
-    from normalign.paper.drawings import svg_file
-    from normalign.paper.rendering import render
-    from normalign.paper.shown import figures, tables
+    from normalign.paper.reporting.drawings import svg_file
+    from normalign.paper.reporting.rendering import render
+    from normalign.paper.reporting.shown import figures, tables
 
     records = outcome.records
     if form == "svg":

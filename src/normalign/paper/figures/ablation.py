@@ -13,9 +13,7 @@ of this figure: the claims are its caption's and its text's.
 
 from __future__ import annotations
 
-from normalign.paper.panels import Panel, Panels
-from normalign.paper.spec import Claim, Figure, Item, Records, Size
-from normalign.paper.strategies import (
+from normalign.paper.evidence.strategies import (
     LABELS,
     PRINTED,
     beyond_baseline,
@@ -23,6 +21,8 @@ from normalign.paper.strategies import (
     ranking,
     variants,
 )
+from normalign.paper.reporting.panels import Panel, Panels
+from normalign.paper.spec import Claim, Figure, Item, Records, Size
 from normalign.paper.tables.hyperparameters import QUICK, SETTINGS
 
 __all__ = ["ITEM"]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import statistics
 from itertools import pairwise
 
-from normalign.paper.level_sets import LevelSets
+from normalign.paper.reporting.level_sets import LevelSets
 from normalign.paper.spec import Claim, Figure, Item, Records, Size, Verdict, crossed
 from normalign.paper.summaries import grouped
 

@@ -21,8 +21,13 @@ kernel of 0.03 is too narrow to feel other blobs, and alignment falls again from
 
 from __future__ import annotations
 
-from normalign.paper.claims import ends_at_least, falls_towards, rises, start_and_end
-from normalign.paper.panels import Panel, Panels
+from normalign.paper.evidence.claims import (
+    ends_at_least,
+    falls_towards,
+    rises,
+    start_and_end,
+)
+from normalign.paper.reporting.panels import Panel, Panels
 from normalign.paper.spec import Claim, Figure, Item, Records, Size, crossed
 from normalign.paper.summaries import grouped
 

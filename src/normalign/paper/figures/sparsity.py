@@ -27,7 +27,7 @@ import statistics
 
 from scipy import stats
 
-from normalign.paper.panels import Panel, Panels
+from normalign.paper.reporting.panels import Panel, Panels
 from normalign.paper.spec import Claim, Figure, Item, Records, Size, Verdict, crossed
 from normalign.paper.summaries import final, grouped
 

@@ -27,15 +27,15 @@ from __future__ import annotations
 
 import statistics
 
-from normalign.paper.claims import start_and_end
-from normalign.paper.grokking import (
+from normalign.paper.evidence.claims import start_and_end
+from normalign.paper.evidence.grokking import (
     correlates_with_test,
     generalised,
     generalises_late,
     memorised,
     rises_since_memorised,
 )
-from normalign.paper.panels import Panel, Panels
+from normalign.paper.reporting.panels import Panel, Panels
 from normalign.paper.spec import Claim, Figure, Item, Records, Size
 
 __all__ = ["ITEM"]

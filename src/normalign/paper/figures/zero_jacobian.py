@@ -24,9 +24,7 @@ either: a decay of 0.0001 hardly binds within a thousand steps.
 
 from __future__ import annotations
 
-from normalign.paper.panels import Panel, Panels, PointsPanel
-from normalign.paper.spec import Claim, Figure, Item, Size, crossed
-from normalign.paper.zero_jacobian_claims import (
+from normalign.paper.evidence.zero_jacobian_claims import (
     LEAST_GROWTH,
     MOST_ACCURACY,
     MOST_DRIFT,
@@ -37,6 +35,8 @@ from normalign.paper.zero_jacobian_claims import (
     settles,
     vanishes,
 )
+from normalign.paper.reporting.panels import Panel, Panels, PointsPanel
+from normalign.paper.spec import Claim, Figure, Item, Size, crossed
 
 __all__ = ["ITEM"]
 

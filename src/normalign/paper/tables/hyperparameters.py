@@ -17,8 +17,7 @@ still behind the ten times larger one of input probes.
 
 from __future__ import annotations
 
-from normalign.paper.spec import Claim, Column, Item, Size, Table
-from normalign.paper.strategies import (
+from normalign.paper.evidence.strategies import (
     GRID,
     SELECTION,
     leads,
@@ -28,6 +27,7 @@ from normalign.paper.strategies import (
     table_finding,
     variants,
 )
+from normalign.paper.spec import Claim, Column, Item, Size, Table
 
 __all__ = ["ITEM", "QUICK", "SETTINGS"]
 

@@ -6,8 +6,12 @@ the paper's size, ten seeds, and two methods beyond the paper: 200 runs take abo
 on one H200. Every constant is in ``experiments/acceleration_tasks.py``.
 """
 
-from normalign.paper.acceleration_claims import CLAIMS, finding
-from normalign.paper.acceleration_table import TASK_TITLES, cost_rows, table_rows
+from normalign.paper.evidence.acceleration_claims import CLAIMS, finding
+from normalign.paper.evidence.acceleration_table import (
+    TASK_TITLES,
+    cost_rows,
+    table_rows,
+)
 from normalign.paper.experiments.acceleration import EXTRA, METHODS, constants
 from normalign.paper.spec import Column, Item, Size, Table, crossed
 

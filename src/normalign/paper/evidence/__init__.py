@@ -1,0 +1,1 @@
+"""What records show: rows, claims and findings that items are made of."""

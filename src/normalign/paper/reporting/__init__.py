@@ -1,0 +1,1 @@
+"""Showing what was computed: tables, figures, verdicts, and the page of all."""

@@ -1,0 +1,62 @@
+"""The numbers under a figure: where its curves end, as a table."""
+
+from __future__ import annotations
+
+import math
+
+from normalign.paper.reporting.panels import Panel, Panels, PointsPanel
+from normalign.paper.spec import Column, Figure, Records, Row, Table
+from normalign.paper.summaries import grouped, interval, mean
+
+__all__ = ["curve_ends"]
+
+
+def curve_ends(figure: Figure, *, title: str = "Where the curves end") -> Table | None:
+    """Return a table of the last values of a figure's curves, means over seeds.
+
+    It has a row for each line, or for each point along an axis of settings. ``None``
+    for a figure that is not made of :class:`~normalign.paper.reporting.panels.Panels`.
+    """
+    panels = figure.draw
+    if not isinstance(panels, Panels):
+        return None
+    along = [panel.x for panel in panels.panels if isinstance(panel, PointsPanel)]
+    keys = list(dict.fromkeys(([panels.by] if panels.by else []) + along))
+    drawn: dict[str, Panel | PointsPanel] = {}
+    for panel in panels.panels:
+        for name in panel.columns:
+            drawn.setdefault(name, panel)
+
+    def rows(records: Records) -> list[Row]:
+        order = [line.value for line in panels.lines(records)]
+        names = {line.value: line.label for line in panels.lines(records)}
+        groups = grouped(records, *keys)
+        if panels.by is not None:
+            groups = dict(sorted(groups.items(), key=lambda g: order.index(g[0][0])))
+        made = []
+        for values, group in groups.items():
+            row: Row = dict(zip(keys, values, strict=True))
+            if panels.by is not None:
+                row[panels.by] = names[row[panels.by]]
+            row["n"] = len(group)
+            for name, panel in drawn.items():
+                row |= _end(name, [panel.end(record, name) for record in group])
+            made.append(row)
+        return made
+
+    named = {panels.by: panels.heading() or panels.by}
+    heads = [Column(key, named.get(key) or key) for key in keys]
+    ends = [
+        Column(name, panel.columns[name], "{:.4g}", interval=f"{name}_interval")
+        for name, panel in drawn.items()
+    ]
+    return Table(
+        figure.name, title, rows,
+        [*heads, Column("n", "seeds", "{:d}"), *ends],
+        note="Means over seeds with Student's 95 % interval.",
+    )  # fmt: skip
+
+
+def _end(name: str, values: list[float]) -> Row:
+    finite = [value for value in values if math.isfinite(value)]
+    return {name: mean(finite), f"{name}_interval": interval(finite)}

@@ -1,0 +1,1 @@
+"""Running what is missing: the plan, the processes, the progress."""
