@@ -23,6 +23,7 @@ check: $(READY)
 docs: $(READY)
 	$(BIN)/python docs/figures.py
 	$(BIN)/python docs/tables.py
+	$(BIN)/python docs/paper_figures.py
 
 clean:
 	rm -rf .venv out

@@ -32,8 +32,9 @@ __all__ = ["Triangle", "is_small", "triangle_bytes"]
 # LAPACK takes four times longer for 128 rows than for 96.
 _CPU_WIDTH, _CPU_STRIP = 256, 96
 _DEVICE_WIDTH, _DEVICE_STRIP = 1024, 1024
-# Whether a device factorises the next diagonal block beside the products.
-_DEVICE_AHEAD = False
+# Whether a device factorises the next diagonal block beside the products: 2 to 6 %
+# sooner on an H200 from 10000 rows on, and the same below.
+_DEVICE_AHEAD = True
 # Rows up to which a matrix is small: 38 MB in float64 for a square and its slopes.
 _CPU_SMALL, _DEVICE_SMALL = 1536, 0
 # Held whole: columns of a strip, and rows up to which LAPACK alone is as fast.
