@@ -56,13 +56,13 @@ def test_grokking_where_the_paper_never_does_is_no_agreement():
     assert by_cell["Modular addition, OrthoGrad"].holds is False
 
 
-def test_grokalign_must_be_before_all_that_grok_in_half_of_their_seeds():
+def test_grokalign_must_be_before_all_that_grok_in_most_of_their_seeds():
     first = "GrokAlign groks first"
     assert verdicts(first, table(baseline=[9, 9], grokalign=[5, 5]))[0].holds
     assert not verdicts(first, table(baseline=[9, 9], grokalign=[9, 9]))[0].holds
-    rival = table(baseline=[9, 9], orthograd=[3, None], grokalign=[5, 5])
+    rival = table(baseline=[9] * 3, orthograd=[3, 3, None], grokalign=[5] * 3)
     assert not verdicts(first, rival)[0].holds
-    lucky = table(baseline=[9] * 3, orthograd=[3, None, None], grokalign=[5] * 3)
+    lucky = table(baseline=[9, 9], orthograd=[3, None], grokalign=[5, 5])
     assert verdicts(first, lucky)[0].holds
     never = table(baseline=[None, None], grokalign=[None, None])
     assert not verdicts(first, never)[0].holds

@@ -158,9 +158,9 @@ def test_claims_are_of_means_over_seeds():
 
 def test_the_finding_names_every_weight():
     text = ITEM.finding([record(1000, right=(0.13, 0.1)), record(0)])
-    assert text.startswith("Gamma 0 ends at a Jacobian norm of 1 ")
-    assert "gamma 1000" in text
-    assert "13 % right, 10 % under attack." in text
+    assert text.startswith("With gamma 0, 1000 the Jacobian norm ends at 1, ")
+    assert text.endswith("13%; under attack " + text.split("attack ")[1])
+    assert text.endswith(", 10%.")
 
 
 def test_the_figure_has_the_papers_three_panels(tmp_path):

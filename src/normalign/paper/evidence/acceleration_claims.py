@@ -29,7 +29,7 @@ def _cell(row: dict[str, Any]) -> str:
 
 
 def _sooner(records: Records) -> list[Verdict]:
-    """GrokAlign needs fewer epochs than each method that groks in half of the seeds."""
+    """GrokAlign needs fewer epochs than each method that groks in most of its seeds."""
     verdicts = []
     results = epochs_by_seed(records)
     rows = {(row["task"], row["method"]): row for row in acceleration_rows(results)}
@@ -39,7 +39,7 @@ def _sooner(records: Records) -> list[Verdict]:
             method: rows[task, method]["epochs"]
             for method in methods
             if method in ("baseline", "grokfast", "orthograd")
-            and (rows[task, method]["share"] or 0) >= 0.5
+            and (rows[task, method]["share"] or 0) > 0.5
         }
         cell = f"{TASK_TITLES[task]}, GrokAlign first"
         if ours is None or "baseline" not in methods:
@@ -47,10 +47,10 @@ def _sooner(records: Records) -> list[Verdict]:
             verdicts.append(Verdict(cell, "first", "-", None, why))
             continue
         epochs, share = ours["epochs"], ours["share"] or 0.0
-        all_first = share >= 0.5 and all(epochs < other for other in others.values())
+        all_first = share > 0.5 and all(epochs < other for other in others.values())
         compared = ", ".join(f"{METHOD_TITLES[m]} {e:.0f}" for m, e in others.items())
         shown = "not grokked" if epochs is None else f"{epochs:.0f} epochs"
-        compared = compared or "no other groks in half of its seeds"
+        compared = compared or "no other groks in most of its seeds"
         why = f"{share:.0%} of its seeds; {compared}"
         verdicts.append(Verdict(cell, "first", shown, all_first, why))
     return verdicts
@@ -120,8 +120,8 @@ _FULL: dict[str, Any] = {"sizes": ("full",), "presets": ("released",)}
 CLAIMS = (
     Claim(
         "GrokAlign groks first",
-        "GrokAlign groks in half of its seeds or more, in fewer epochs on average than "
-        "each method of the paper that groks in half of its seeds or more",
+        "GrokAlign groks in more than half of its seeds, in fewer epochs on average "
+        "than each method of the paper that groks in more than half of its seeds",
         _sooner,
     ),
     Claim(

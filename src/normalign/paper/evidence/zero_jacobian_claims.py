@@ -85,19 +85,17 @@ def _drift(record: Record) -> float:
 
 
 def finding(records: Records) -> str:
-    """Return accuracy and Jacobian at the end, for each weight."""
-    parts = []
-    for gamma, group in gammas(records).items():
-        clean, robust, norm, offset = (
-            start_and_end(group, name)[1]
-            for name in (
-                "test_accuracy", "robust_accuracy", "jacobian_norm", "offset_norm",
-            )
-        )  # fmt: skip
-        parts.append(
-            f"gamma {gamma:g} ends at a Jacobian norm of {norm:.2g} and an offset of "
-            f"{offset:.2g} with {100 * clean:.0f} % right, {100 * robust:.0f} % under "
-            "attack"
-        )
-    text = "; ".join(parts)
-    return f"{text[:1].upper()}{text[1:]}."
+    """Return the ends of training, over the weights."""
+    groups = gammas(records)
+
+    def ends(name: str, form: str) -> str:
+        values = (start_and_end(group, name)[1] for group in groups.values())
+        return ", ".join(form.format(value) for value in values)
+
+    weights = ", ".join(f"{gamma:g}" for gamma in groups)
+    return (
+        f"With gamma {weights} the Jacobian norm ends at "
+        f"{ends('jacobian_norm', '{:.2g}')}, and the share of right answers at "
+        f"{ends('test_accuracy', '{:.0%}')}; under attack "
+        f"{ends('robust_accuracy', '{:.0%}')}."
+    )

@@ -72,7 +72,7 @@ def finding(records: Records) -> str:
 
 ITEM = Item(
     name="construction",
-    reference="Figure construction",
+    reference="Figure 3",
     title="A normal-aligned network for any sample",
     shows=(
         "One hidden layer can be normal-aligned to any training set; the denser the "

@@ -50,7 +50,7 @@ def finding(records: Records) -> str:
 
 ITEM = Item(
     name="kernel_logistic",
-    reference="Figure gaussian_log_reg",
+    reference="Figure 5",
     title="Gaussian kernel logistic regression aligns as it learns",
     shows=(
         "A model with Gaussian features progresses towards the normal-aligned state, "

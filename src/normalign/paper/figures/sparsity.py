@@ -75,7 +75,7 @@ def finding(records: Records) -> str:
 
 ITEM = Item(
     name="sparsity",
-    reference="Figure data_sparsity, left",
+    reference="Figure 1, left",
     title="Augmentation makes data dense, and alignment goes",
     shows="As the amount of data augmentation grows, normal alignment decreases.",
     experiment="sparsity",

@@ -62,7 +62,7 @@ def finding(records: Records) -> str:
 
 ITEM = Item(
     name="transformer",
-    reference="Figure ca_modadd",
+    reference="Figure 2",
     title="Centroids of a transformer that learns modular addition",
     shows=(
         "A one-layer transformer becomes centroid-aligned as it generalises from "

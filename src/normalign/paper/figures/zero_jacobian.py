@@ -42,7 +42,7 @@ __all__ = ["ITEM"]
 
 ITEM = Item(
     name="zero_jacobian",
-    reference="Figure gamma_analysis",
+    reference="Figure 6",
     title="Jacobians of zero cost accuracy",
     shows=(
         "Adversarial training leaves Jacobians non-zero; a penalty strong enough to "

@@ -65,7 +65,7 @@ _COLUMNS = [
 
 ITEM = Item(
     name="hyperparameters",
-    reference="Table hyperparameters",
+    reference="Table 6",
     title="Regularization strategies, their probes and weights",
     shows="Which number of probes and which weight suits each regularizer best.",
     experiment="ablation",

@@ -18,7 +18,7 @@ from normalign.paper.spec import Column, Item, Size, Table, crossed
 # At quick size XOR has a narrower layer, and the digit networks are narrower and start
 # smaller, with fewer numbers behind the comma; parity and modular addition are whole.
 QUICK = {
-    "xor": {"width": 512, "epochs": 300},
+    "xor": {"width": 768, "epochs": 300},
     "parity": {"epochs": 3000},
     "mnist_ce": {"width": 100, "init_scale": 6.0, "dtype": "float32", "epochs": 1000},
     "mnist_se": {"width": 100, "init_scale": 3.5, "dtype": "float32", "epochs": 1000},
