@@ -1,6 +1,6 @@
 """Draw the paper's figures from the archived full runs, for the pages.
 
-    python docs/paper_figures.py
+Run ``python docs/paper_figures.py`` from the root of the repository.
 """
 
 from __future__ import annotations

@@ -284,7 +284,7 @@ def table_finding(records: Records) -> str:
     ours = selected(records)
     agree = sum(ours.get(strategy) == choice for strategy, choice in PRINTED.items())
     return (
-        f"Our rule selects the paper's choice for {agree} of {len(PRINTED)} strategies. "
-        "With our selection, robust accuracy at the end: "
+        f"Our rule selects the paper's choice for {agree} of {len(PRINTED)} "
+        "strategies. With our selection, robust accuracy at the end: "
         f"{ranking(records, ours, 'robust_accuracy')}."
     )
