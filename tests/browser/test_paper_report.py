@@ -216,7 +216,7 @@ def test_a_table_can_be_taken_along(page):
         page.locator("#table1 .files a", has_text="CSV").click()
     assert taken.value.suggested_filename == "table1.csv"
     text = taken.value.path().read_text(encoding="utf-8")
-    assert text.startswith("size,task,method,share,epochs,epochs_low,epochs_high,")
+    assert text.startswith("size,preset,data,task,method,share,epochs,epochs_low,")
     assert len(text.splitlines()) == 21
 
 

@@ -1,8 +1,11 @@
+import html
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from normalign.cli import main
 from normalign.paper import catalogue
 from normalign.paper.results import read_archive
+from normalign.paper.spec import Figure
 from tests.paper import tiny
 
 ROOT = Path(__file__).parents[2]
@@ -153,10 +157,18 @@ def test_archives_hold_the_results_and_are_read_instead_of_computing(
         (["--results", "gone"], "--results must be a folder or file that exists"),
         (["--backend", "mpi"], "invalid choice"),
         (["--checkpoint-seconds", "soon"], "invalid float"),
+        (["--checkpoint-seconds", "nan"], "must be a finite number above 0, got nan"),
+        (["--checkpoint-seconds", "inf"], "must be a finite number above 0, got inf"),
+        (["--checkpoint-seconds", "-1"], "must be a finite number above 0, got -1.0"),
+        (["--out", "file/x"], "--out must be a folder that can be written to, got"),
+        (["--archive", "file"], "--archive must be a folder that can be written to"),
+        (["--out", "odd"], "--out must be one in which figures is a folder, got odd"),
     ],
 )
 def test_a_wrong_word_gets_one_line_and_exit_2(capsys, words, match):
     Path("file").write_text("")
+    Path("odd").mkdir()
+    Path("odd/figures").write_text("")
     assert main(["reproduce", *words]) == 2
     err = capsys.readouterr().err
     assert match in err
@@ -180,3 +192,127 @@ def test_the_list_counts_what_is_finished(capsys):
     assert "0 of 9" in row
     assert "12 s cpu" in row
     assert "3 s cuda" in row
+
+
+def install(monkeypatch, name, **changes):
+    """Change a tiny item."""
+    home = sys.modules[f"normalign.paper.tiny_{name}"]
+    monkeypatch.setattr(home, "ITEM", replace(home.ITEM, **changes))
+    catalogue.item.cache_clear()
+
+
+def test_the_list_counts_the_digits_of_which_more_is_finished(capsys, monkeypatch):
+    install(monkeypatch, "steady", needs_digits=True)
+    for digits in ("mnist", "digits_5000"):  # neither is here, nor needed to list
+        assert reproduce("steady", "--digits", digits, "--out", digits) == 0
+        capsys.readouterr()
+        main(["list", "--out", digits])
+        assert "6 of 6" in capsys.readouterr().out
+
+
+def test_the_lists_time_grows_with_the_seeds(capsys):
+    main(["list", "--seeds", "10"])
+    out = capsys.readouterr().out
+    assert "60 s cpu" in out  # 12 s for two
+    assert "12 s cpu" not in out
+
+
+def test_a_copied_folder_does_not_answer_for_its_original(capsys):
+    assert reproduce("steady", "--out", "a") == 0
+    shutil.copytree("a", "b")
+    shutil.rmtree("b/results")
+    Path("b/report.html").unlink()
+    capsys.readouterr()
+    assert reproduce("steady", "--out", "b") == 0
+    assert f"report: {Path('b/report.html')}" in capsys.readouterr().out
+    assert Path("b/report.html").is_file()
+    assert len(list(Path("b/results").rglob("*.json"))) == 6
+
+
+def test_the_same_out_elsewhere_with_other_archives_is_another_command(
+    capsys, monkeypatch, tmp_path
+):
+    out = str(tmp_path / "out")
+    reproduce("steady", "--archive", "results/paper", "--out", out)
+    shutil.rmtree(tmp_path / "out")
+    assert reproduce("steady", "--out", out) == 0  # from the archive alone
+    other = tmp_path / "other"
+    (other / "results" / "paper").mkdir(parents=True)
+    monkeypatch.chdir(other)
+    capsys.readouterr()
+    assert reproduce("steady", "--out", out) == 0
+    assert "6 runs in 3 batches" in capsys.readouterr().err
+
+
+def test_what_changes_while_the_report_is_written_is_seen_the_next_time(
+    capsys, monkeypatch
+):
+    from normalign.paper.reporting import report
+
+    real = report.write_report
+
+    def write_report(*args, **words):
+        path = real(*args, **words)
+        one = next(Path("out/paper/results").rglob("*.json"))
+        content = json.loads(one.read_text())
+        content["result"]["value"] = 1000.0
+        one.write_text(json.dumps(content))
+        return path
+
+    monkeypatch.setattr(report, "write_report", write_report)
+    first = reproduce("steady")
+    monkeypatch.setattr(report, "write_report", real)
+    reported = Path("out/paper/report.html").read_text()
+    assert reproduce("steady") == first == 0
+    assert Path("out/paper/report.html").read_text() != reported
+
+
+def test_an_archive_is_not_replaced_by_one_with_fewer_runs(capsys, monkeypatch):
+    words = ("steady", "--archive", "kept")
+    assert reproduce(*words) == 0
+    path = Path("kept/steady-quick-released.json")
+    before = path.read_bytes()
+    monkeypatch.setattr(tiny, "compute", None)  # refused before anything is computed
+    capsys.readouterr()
+    assert reproduce(*words, "--seeds", "1", "--out", "new") == 2
+    err = capsys.readouterr().err
+    assert f"{path}, which has 3 runs that are not asked for here" in err
+    assert len(err.splitlines()) == 1
+    assert path.read_bytes() == before
+    monkeypatch.undo()
+
+
+def test_an_archive_may_grow():
+    assert reproduce("steady", "--archive", "kept", "--seeds", "1") == 0
+    assert reproduce("steady", "--archive", "kept") == 0
+    assert len(read_archive(Path("kept/steady-quick-released.json"))) == 6
+
+
+def test_figures_without_matplotlib_are_refused_before_computing(capsys, monkeypatch):
+    figure = Figure("curves", lambda records: None, "Nothing.")
+    install(monkeypatch, "steady", figures=[figure])
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert reproduce("steady") == 2
+    err = capsys.readouterr().err
+    assert err.startswith("normalign reproduce: matplotlib must be installed")
+    assert "pip install 'normalign[repro]'" in err
+    assert len(err.splitlines()) == 1
+    assert not Path("out").exists()
+    assert reproduce("slow", "--dry-run") == 0  # has none
+
+
+def test_the_command_in_the_report_asks_for_the_same_again():
+    reproduce("steady", "--seeds", "1", "--digits", "digits_5000", "--out", "my out")
+    page = html.unescape(Path("my out/report.html").read_text())
+    words = "steady --seeds 1 --digits digits_5000 --out 'my out'"
+    assert f"normalign reproduce {words}" in page
+
+
+def test_compare_with_nothing_stored_is_a_usage_error(capsys):
+    assert main(["compare", "steady", "--seeds", "1", "--out", "none"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("normalign compare: the results must be there")
+    assert "`normalign reproduce steady --seeds 1 --out none` makes them" in said.err
+    reproduce("steady", "--seeds", "1", "--out", "none")
+    assert main(["compare", "steady", "--out", "none"]) == 0

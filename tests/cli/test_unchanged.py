@@ -1,6 +1,6 @@
 import pytest
 
-from normalign.cli.unchanged import recalled, remembered
+from normalign.cli.unchanged import fingerprint, recalled, remembered
 
 
 @pytest.fixture
@@ -55,3 +55,24 @@ def test_another_place_to_look_for_data_is_a_change(tmp_path, seen, monkeypatch)
     remembered(path, [], "text", seen=seen)
     monkeypatch.setenv("NORMALIGN_DATA", str(tmp_path / "elsewhere"))
     assert recalled(path, []) is None
+
+
+def test_the_same_variable_elsewhere_is_a_change(tmp_path, seen, monkeypatch):
+    path = tmp_path / "unchanged.json"
+    monkeypatch.setenv("NORMALIGN_DATA", "data")
+    monkeypatch.chdir(tmp_path)
+    remembered(path, [], "text", seen=seen)
+    assert recalled(path, []) == "text"
+    monkeypatch.chdir(tmp_path / "results")
+    assert recalled(path, []) is None
+
+
+def test_text_made_of_what_has_changed_meanwhile_is_not_kept(tmp_path, seen):
+    path = tmp_path / "unchanged.json"
+    before = [(fingerprint([], seen), seen)]
+    change_a_result(tmp_path)
+    remembered(path, [], "text", seen=seen, before=before)
+    assert not path.exists()
+    before = [(fingerprint([], seen), seen)]
+    remembered(path, [], "text", seen=seen, before=before)
+    assert recalled(path, []) == "text"

@@ -45,6 +45,40 @@ def test_a_damaged_file_is_set_aside_and_its_run_is_missing(tmp_path, caplog, co
     assert path.with_suffix(".damaged").exists()
 
 
+@pytest.mark.parametrize(
+    "change", [{"result": []}, {"made": None}, {"run": 3}, {"result": "absent"}]
+)
+def test_a_result_that_lacks_a_part_is_damaged(tmp_path, change):
+    store, run = Store(tmp_path), runs()[0]
+    path = store.write(run, {"value": 1}, MADE)
+    content = {**json.loads(path.read_text()), **change}
+    content = {name: part for name, part in content.items() if part != "absent"}
+    path.write_text(json.dumps(content))
+    assert store.read(run) is None
+    assert path.with_suffix(".damaged").exists()
+
+
+def test_what_was_set_aside_is_not_overwritten_the_next_time(tmp_path):
+    store, run = Store(tmp_path), runs()[0]
+    path = store.path(run)
+    path.parent.mkdir(parents=True)
+    for content in ("first", "second", "third"):
+        path.write_text(content)
+        assert store.read(run) is None
+    kept = {file.read_text() for file in path.parent.glob("*.damaged")}
+    assert kept == {"first", "second", "third"}
+
+
+def test_an_archive_answers_for_a_damaged_file(tmp_path):
+    run = runs()[0]
+    archive = write_archive(tmp_path / "a.json", [Record(run, {"value": 2}, MADE)])
+    store = Store(tmp_path / "own", archives=[archive])
+    store.write(run, {"value": 1}, MADE).write_text("{")
+    record = store.read(run)
+    assert record is not None
+    assert record.result == {"value": 2}
+
+
 def test_a_file_cut_at_any_place_is_never_read_as_a_result(tmp_path):
     store, run = Store(tmp_path), runs()[0]
     path = store.write(run, {"value": 1}, MADE)
@@ -94,6 +128,32 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path, content, match):
     path.write_text(content)
     with pytest.raises(ValueError, match=match):
         read_archive(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"format": 1, "made": {}, "records": [{"key": "a"}]}',
+        b'{"format": 1, "made": {}, "records": [5]}',
+        b'{"format": 1, "made": {}, "records": {}}',
+        b'{"format": 1, "made": [], "records": []}',
+        b'{"format": 1, "records": []}', b'{"format": 1, "made": {}, "rec',
+        b"\xad\xff", b"[]", b"5",
+        b'{"format": 1, "made": {}, "records": '
+        b'[{"key": "a", "run": {"x": 1}, "result": {}, "made": {}}]}',
+    ],
+)  # fmt: skip
+def test_a_damaged_archive_is_refused_by_name(tmp_path, content):
+    path = tmp_path / "damaged.json"
+    path.write_bytes(content)
+    rule = r"read_archive: path must be an archive of results, got .*damaged\.json"
+    with pytest.raises(ValueError, match=rule):
+        read_archive(path)
+
+
+def test_a_folder_that_is_named_like_an_archive_is_passed_over(tmp_path):
+    (tmp_path / "kept" / "d.json").mkdir(parents=True)
+    assert not Store(tmp_path / "own", archives=[tmp_path / "kept"]).has(runs()[0])
 
 
 JSON = st.recursive(

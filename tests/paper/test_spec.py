@@ -100,3 +100,13 @@ def test_a_claim_holds_for_all_sizes_and_presets_unless_it_says_so():
     claim = Claim("goes on", "it does", lambda records: [Verdict("all", "", "", True)])
     assert claim.sizes == ("quick", "full")
     assert claim.presets == ("released", "text")
+
+
+def test_departures_are_none_by_default_and_change_no_key():
+    asked = {"size": "quick", "preset": "released", "digits": "mnist"}
+    item = tiny.item()
+    assert item.departures == ()
+    other = replace(item, departures=("no warm-up",))
+    assert [run.key for run in other.runs(**asked)] == [
+        run.key for run in item.runs(**asked)
+    ]

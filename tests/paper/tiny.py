@@ -125,7 +125,7 @@ def install():
 def serve():
     """Answer each line of words by a process; tell its number and how it ended."""
     # What every process needs is imported once, before it is born.
-    for name in ("report", "runner", "experiments.together"):
+    for name in ("reporting.report", "running.runner", "experiments.together"):
         import_module(f"normalign.paper.{name}")
     import_module("tests.paper.tiny_training")
     from normalign.cli import main

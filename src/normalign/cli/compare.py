@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from normalign._checks import require
 from normalign.cli import stored
 from normalign.cli.output import note, say
 from normalign.cli.show import add_digits, found
@@ -24,7 +26,8 @@ def add_to(commands: Any) -> None:
         "compare", allow_abbrev=False, help="whether ours agrees with the paper",
         description="Compare stored results with the paper: a verdict for each cell, "
         "by the rule of its claim. Exit code 1 if a verdict is that it does not hold; "
-        "what cannot be told, for missing runs or another reason, is no failure.",
+        "what cannot be told, for missing runs or another reason, is no failure; but "
+        "where no run at all is stored, the exit code is 2.",
     )  # fmt: skip
     stored.add_options(parser)
     add_digits(parser)
@@ -39,6 +42,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the verdicts; 1 if one is that it does not hold."""
     stored.checked(arguments, _CALLEE)
     outcomes = found(arguments)
+    places = [arguments.out / "results", *stored.archives(arguments)]
+    remedy = shlex.join(["normalign", "reproduce", *stored.words_of(arguments)])
+    require(
+        any(outcome.records for outcome in outcomes), _CALLEE, "the results",
+        "there, at least one run of them",
+        f"none in {' and '.join(map(str, places))}", f"`{remedy}` makes them.",
+    )  # fmt: skip
     if arguments.format == "csv":
         say(_csv(outcomes))
     else:

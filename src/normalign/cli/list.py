@@ -30,15 +30,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Print a row for each item."""
     stored.checked(arguments, "normalign list")
     from normalign.paper import catalogue
-    from normalign.paper.experiments.digits import digits_source
 
-    store, digits = stored.store_of(arguments), digits_source()
+    store = stored.store_of(arguments)
     rows = []
     for name in catalogue.NAMES:
         item = catalogue.item(name)
         row = [name, item.reference, item.title]
         for size in ("quick", "full"):
-            row += _standing(item, size, store, digits, arguments)
+            row += _standing(item, size, store, arguments)
         rows.append(row)
     columns = ("name", "reference", "title", "quick", "time", "full", "time")
     table(f"Tables and figures, {arguments.preset} preset", columns, rows)
@@ -47,16 +46,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _standing(
-    item: Item, size: str, store: Store, digits: str, arguments: argparse.Namespace
+    item: Item, size: str, store: Store, arguments: argparse.Namespace
 ) -> list[str]:
-    """Return how many runs of an item are finished, and how long all take."""
+    """Return how many runs of an item are finished, and how long all take.
+
+    Of runs on either digits, those count of which more are finished, as everywhere.
+    """
+    from normalign.paper.reporting.outcomes import outcome
     from normalign.paper.running.progress import duration
 
     if size not in item.sizes:
         return ["-", "-"]
-    runs = item.runs(
-        size=size, preset=arguments.preset, digits=digits, seeds=arguments.seeds
+    preset, seeds = arguments.preset, arguments.seeds
+    there = outcome(item, size=size, preset=preset, store=store, seeds=seeds)
+    chosen = item.sizes[size]
+    share = 1.0 if seeds is None else seeds / chosen.seeds
+    spoken = ", ".join(
+        f"{duration(share * seconds)} {device}"
+        for device, seconds in chosen.seconds.items()
     )
-    times = item.sizes[size].seconds.items()
-    spoken = ", ".join(f"{duration(seconds)} {device}" for device, seconds in times)
-    return [f"{len(store.records(runs))} of {len(runs)}", spoken or "unknown"]
+    return [f"{len(there.records)} of {len(there.runs)}", spoken or "unknown"]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import errno
+import math
+import os
 import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normalign._checks import complaint, require
-from normalign.cli import stored
+from normalign.cli import archiving, stored
 from normalign.cli.output import note, say, table
-from normalign.cli.unchanged import recalled, remembered
+from normalign.cli.unchanged import fingerprint, recalled, remembered
 
 if TYPE_CHECKING:
     from normalign.paper.results import Store
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["add_to", "run"]
 
 _CALLEE = "normalign reproduce"
+_FOLDERS = ("tables", "figures")
 
 
 def add_to(commands: Any) -> None:
@@ -71,9 +74,13 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Do what is missing; print the findings and where the report is."""
     stored.checked(arguments, _CALLEE)
-    jobs = _jobs(arguments.jobs)
+    jobs, every = _jobs(arguments.jobs), arguments.checkpoint_seconds
+    rule = "a finite number above 0"
+    require(0 < every < math.inf, _CALLEE, "--checkpoint-seconds", rule, every)
     memory = arguments.out / "unchanged.json"
-    words = [*_words(arguments), *map(str, stored.archives(arguments))]
+    # A copy of a folder, or the same words elsewhere, are another command.
+    places = (arguments.out, *stored.archives(arguments))
+    words = [*stored.words_of(arguments), *(str(place.resolve()) for place in places)]
     lasting = not (arguments.dry_run or arguments.archive)
     if lasting and (before := recalled(memory, words)) is not None:
         say(before)
@@ -90,10 +97,13 @@ def run(arguments: argparse.Namespace) -> int:
 def _reproduced(
     arguments: argparse.Namespace, jobs: int | None, memory: Path | None, words: Any
 ) -> int:
+    before: list[tuple[str, list[Path]]] = [(fingerprint(words, []), [])]  # the code
     from normalign.paper.experiments.digits import digits_source
     from normalign.paper.running.plan import planned
     from normalign.paper.running.pools import jobs_for
 
+    given = _given(arguments)
+    before.append((fingerprint(words, given), given))
     device, out = _device(arguments.device), arguments.out
     n_jobs, threads = jobs_for(jobs, device=device)
     items, store = stored.chosen(arguments), stored.store_of(arguments)
@@ -104,9 +114,13 @@ def _reproduced(
     plan = planned(
         items, **asked, device=device, store=store, work=out / "work", jobs=n_jobs
     )
+    if arguments.archive is not None:
+        archiving.check(plan, arguments.archive, callee=_CALLEE)
     if arguments.dry_run:
         _print_plan(plan, device, n_jobs)
         return 0
+    stored.require_drawing(items, _CALLEE)
+    _prepare(arguments)
     if plan.batches:
         _announce(plan, device, n_jobs)
         performance = _performed(plan, arguments, device, n_jobs, threads)
@@ -120,11 +134,14 @@ def _reproduced(
             _report(arguments, items, store, asked)
             _tell_failures(performance, out / "work")
             return 1
+    before.append((fingerprint(words, [out / "results"]), [out / "results"]))
     printed = _report(arguments, items, store, asked)
     if arguments.archive is not None:
-        _archive(plan, store, arguments.archive)
+        archiving.write(plan, store, arguments.archive)
     if memory is not None:
-        remembered(memory, words, printed, seen=_witnesses(arguments))
+        report = [out / name for name in ("results", "report.html", *_FOLDERS)]
+        seen = [*given, *report]
+        remembered(memory, words, printed, seen=seen, before=before)
     return 0
 
 
@@ -159,7 +176,7 @@ def _report(
     from normalign.paper.reporting.outcomes import outcomes
     from normalign.paper.reporting.report import write_report
 
-    command = shlex.join(["normalign", "reproduce", *_words(arguments)])
+    command = shlex.join(["normalign", "reproduce", *stored.words_of(arguments)])
     report = write_report(
         arguments.out, items=items, store=store, command=command, **asked
     )
@@ -230,25 +247,36 @@ def _no_space(out: Path, error: str) -> str:
     )  # fmt: skip
 
 
-def _archive(plan: Plan, store: Store, folder: Path) -> None:
-    from normalign.paper.results import write_archive
+def _prepare(arguments: argparse.Namespace) -> None:
+    """Make the folders that are written to, or refuse those that cannot be."""
+    out, archive = arguments.out, arguments.archive
+    wanted = {out: "--out"} | ({archive: "--archive"} if archive is not None else {})
+    for folder, option in wanted.items():
+        rule = "a folder that can be written to"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise
+            got = f"{folder}: {error.strerror}"
+            raise ValueError(complaint(_CALLEE, option, rule, got)) from error
+        require(os.access(folder, os.W_OK), _CALLEE, option, rule, f"{folder}")
+    for name in ("results", "work", *_FOLDERS):
+        inner = out / name
+        fits, got = (
+            inner.is_dir() or not inner.exists(),
+            f"{out}, in which it is a file",
+        )
+        require(fits, _CALLEE, "--out", f"one in which {name} is a folder", got)
 
-    for part in plan.parts:
-        run = part.runs[0]
-        path = folder / f"{part.item.name}-{run.size}-{run.preset}.json"
-        records = store.records(part.runs)
-        about = {"item": part.item.name, "size": run.size, "preset": run.preset}
-        note(f"archive: {write_archive(path, records, **about)}")
 
-
-def _witnesses(arguments: argparse.Namespace) -> list[Path]:
-    """Return what the printed text depends on, beside the code."""
+def _given(arguments: argparse.Namespace) -> list[Path]:
+    """Return what the printed text depends on, beside the code and the results."""
     from normalign.data import MNIST, search_path
 
-    out = arguments.out
     data = [folder / file.path for folder in search_path() for file in MNIST.files]
-    report = [out / name for name in ("report.html", "tables", "figures")]
-    return [out / "results", *report, *stored.archives(arguments), *data]
+    places = (*stored.archives(arguments), *data)
+    return [place.absolute() for place in places]
 
 
 def _device(asked: str) -> str:
@@ -268,16 +296,3 @@ def _jobs(asked: str) -> int | None:
     legal = asked.isdecimal() and int(asked) >= 1
     require(legal, _CALLEE, "--jobs", "'auto' or a number from 1 on", repr(asked))
     return int(asked)
-
-
-def _words(arguments: argparse.Namespace) -> list[str]:
-    """Return the words that ask for the same results."""
-    words = list(arguments.names)
-    words += ["--full"] if arguments.full else []
-    if arguments.preset != "released":
-        words += ["--preset", arguments.preset]
-    if arguments.seeds is not None:
-        words += ["--seeds", str(arguments.seeds)]
-    if arguments.digits is not None:
-        words += ["--digits", arguments.digits]
-    return words

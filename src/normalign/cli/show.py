@@ -22,8 +22,9 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "show", allow_abbrev=False, help="tables and figures, from what is stored",
         description="Write the tables of an item to stdout, ours beside the paper's; "
-        "of a figure, where its curves end, or with --format svg the figure itself. "
-        "Exit code 1 if no run of an item is finished.",
+        "of a figure, where its curves end or which numbers its runs gave, or with "
+        "--format svg the figure itself; and what differs from the paper. Exit code "
+        "1 if no run of an item is finished.",
     )  # fmt: skip
     stored.add_options(parser)
     add_digits(parser)
@@ -79,21 +80,31 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _texts(outcome: Outcome, form: str, part: str | None) -> list[str]:
     """Return the parts of an item that are asked for, as text."""
+    from normalign.paper.reporting.differences import difference_list
     from normalign.paper.reporting.drawings import svg_file
     from normalign.paper.reporting.rendering import render
     from normalign.paper.reporting.shown import figures, tables
+    from normalign.paper.reporting.verdict_tables import verdict_tables
 
     records = outcome.records
     if form == "svg":
         drawn = figures(outcome)
         names = _parts(list(drawn), form, part)
-        return [svg_file(drawn[name], records, name=name) for name in names]
+        return [
+            svg_file(drawn[name], records, name=name, about=outcome.about)
+            for name in names
+        ]
     written = tables(outcome) | tables(outcome, ends=True)
+    if not written:  # nothing to tabulate but what is said about it
+        name = outcome.item.name
+        found = verdict_tables(outcome)
+        written = {f"{name}-claim{i}": table for i, table in enumerate(found, 1)}
     names = _parts(list(written), form, part)
-    return [
+    texts = [
         render(written[name], records, form=form, about=outcome.about)
         for name in names
     ]  # fmt: skip
+    return texts + ([] if form == "csv" else [difference_list(outcome, form=form)])
 
 
 def _parts(there: list[str], form: str, part: str | None) -> list[str]:

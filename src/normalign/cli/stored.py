@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from normalign._checks import require
+from normalign._checks import complaint, require
 
 if TYPE_CHECKING:
     from normalign.paper.results import Store
     from normalign.paper.spec import Item
 
-__all__ = ["add_options", "archives", "checked", "chosen", "size_of", "store_of"]
+__all__ = [
+    "add_options", "archives", "checked", "chosen", "require_drawing", "size_of",
+    "store_of", "words_of",
+]  # fmt: skip
 
+_OUT = Path("out/paper")
 _RESULTS = Path("results/paper")
 
 
@@ -41,7 +46,7 @@ def add_options(
     )  # fmt: skip
     add("--seeds", type=int, metavar="N", help="so many seeds (default: the size's)")
     add(
-        "--out", type=Path, default=Path("out/paper"), metavar="DIR",
+        "--out", type=Path, default=_OUT, metavar="DIR",
         help="where results and report are (default: %(default)s)",
     )  # fmt: skip
     add(
@@ -96,3 +101,36 @@ def store_of(arguments: argparse.Namespace) -> Store:
     from normalign.paper.results import Store
 
     return Store(arguments.out / "results", archives=archives(arguments))
+
+
+def words_of(arguments: argparse.Namespace) -> list[str]:
+    """Return the words that ask for the same results, as they were given."""
+    words = list(getattr(arguments, "names", ()))
+    words += ["--full"] if getattr(arguments, "full", False) else []
+    if arguments.preset != "released":
+        words += ["--preset", arguments.preset]
+    for name in ("seeds", "digits"):
+        value = getattr(arguments, name, None)
+        words += [] if value is None else [f"--{name}", str(value)]
+    if arguments.out != _OUT:
+        words += ["--out", str(arguments.out)]
+    if arguments.results is not None:
+        words += ["--results", str(arguments.results)]
+    return words
+
+
+def require_drawing(items: list[Item], callee: str) -> None:
+    """Refuse to begin on figures that could not be drawn in the end.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If an item has figures and matplotlib is not installed.
+    """
+    drawn = [item.name for item in items if item.figures]
+    if drawn and find_spec("matplotlib") is None:
+        text = complaint(
+            callee, "matplotlib", f"installed, to draw {', '.join(drawn)}", "none",
+            "Install it: pip install 'normalign[repro]'.",
+        )  # fmt: skip
+        raise ModuleNotFoundError(text)

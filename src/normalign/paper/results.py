@@ -1,7 +1,7 @@
 """Finished runs on disk: one file each, found again by key; and archives of many.
 
 A file is written whole or not at all. One that is damaged is set aside, never read and
-never overwritten; its run counts as missing.
+never overwritten; its run counts as missing, unless an archive has it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from normalign._checks import require
+from normalign._checks import complaint, require
 from normalign.paper.files import write_json
 from normalign.paper.spec import Record, Run
 
@@ -50,7 +51,8 @@ class Store:
     def read(self, run: Run) -> Record | None:
         """Return what came out of a run, or ``None`` if it is not there."""
         path = self.path(run)
-        stored = _entry(path) if path.is_file() else self._from_archive(run.key)
+        stored = _entry(path) if path.is_file() else None
+        stored = stored or self._from_archive(run.key)
         if stored is None:
             return None
         return Record(run, stored["result"], stored["made"])
@@ -102,29 +104,48 @@ def read_archive(path: Path) -> list[Record]:
     Raises
     ------
     ValueError
-        If the file is something else.
+        If the file is something else, or damaged.
     """
-    return [
-        Record(Run(**entry["run"]), entry["result"], entry["made"])
-        for entry in _archive_entries(path)
-    ]
+    try:
+        return [
+            Record(Run(**entry["run"]), entry["result"], entry["made"])
+            for entry in _archive_entries(path)
+        ]
+    except TypeError as error:  # no run
+        raise _no_archive(path, error) from error
 
 
 def _files(path: Path) -> list[Path]:
-    return sorted(path.glob("*.json")) if path.is_dir() else [path]
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.glob("*.json") if file.is_file())
 
 
 def _archive_entries(path: Path) -> list[dict[str, Any]]:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    rule, known = "an archive of results", isinstance(content, dict)
-    known = known and "records" in content
-    require(known, "read_archive", "path", rule, f"{path.name}")
-    rule, of = f"of format {FORMAT}", content.get("format")
-    require(of == FORMAT, "read_archive", "path", rule, f"{path.name} of format {of}")
-    return [
-        {**entry, "made": {**content["made"], **entry["made"]}}
-        for entry in content["records"]
-    ]
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        of, records = content["format"], content["records"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _no_archive(path, error) from error
+    rule = f"of format {FORMAT}"
+    require(of == FORMAT, "read_archive", "path", rule, f"{path} of format {of}")
+    try:
+        shared = content["made"]
+        joined = [{**one, "made": {**shared, **one["made"]}} for one in records]
+    except (KeyError, TypeError) as error:
+        raise _no_archive(path, error) from error
+    listed = isinstance(records, list) and isinstance(shared, dict)
+    if not (listed and all(map(_is_whole, joined))):
+        raise _no_archive(path, TypeError("a part is missing or of another kind"))
+    return joined
+
+
+def _no_archive(path: Path, error: Exception) -> ValueError:
+    """Return the complaint about a file that is no archive."""
+    got = f"{path} ({type(error).__name__}: {error})"
+    remedy = "Remove the file, or get it again."
+    rule = "an archive of results"
+    return ValueError(complaint("read_archive", "path", rule, got, remedy))
 
 
 def _entry_of(record: Record) -> dict[str, Any]:
@@ -134,16 +155,31 @@ def _entry_of(record: Record) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _is_whole(entry: dict[str, Any]) -> bool:
+    parts = (entry.get(name) for name in ("run", "result", "made"))
+    return isinstance(entry.get("key"), str) and all(
+        isinstance(part, dict) for part in parts
+    )
+
+
 def _entry(path: Path) -> dict[str, Any] | None:
     """Return a stored result, or set a file aside that is none."""
     try:
         entry = json.loads(path.read_text(encoding="utf-8"))
-        if entry["format"] == FORMAT and entry["key"] == path.stem:
+        named = entry["format"] == FORMAT and entry["key"] == path.stem
+        if named and _is_whole(entry):
             return entry
-        reason = "it is of another format or key"
+        reason = "it is not whole" if named else "it is of another format or key"
+    except FileNotFoundError:  # another process has just set it aside
+        return None
     except (ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
     aside = path.with_suffix(".damaged")
-    path.replace(aside)
+    number = 1
+    while aside.exists():  # of an earlier time
+        number += 1
+        aside = path.with_suffix(f".{number}.damaged")
+    with suppress(FileNotFoundError):
+        path.replace(aside)
     _log.warning("%s was set aside as %s: %s", path, aside.name, reason)
     return None

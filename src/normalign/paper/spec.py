@@ -285,6 +285,9 @@ class Item:
         its variants' are, from their settings.
     version : int
         Of the experiment.
+    departures : sequence of str
+        What differs from the paper even at full size: where the paper is silent, or we
+        depart.
     """
 
     name: str
@@ -302,6 +305,7 @@ class Item:
     constants: Callable[[str, Mapping[str, Any]], Mapping[str, Any]] | None = None
     needs_digits: bool | Callable[[Mapping[str, Any]], bool] = False
     version: int = 1
+    departures: Sequence[str] = ()
 
     def presets(self) -> tuple[str, ...]:
         """Return the presets that differ for this item."""

@@ -48,10 +48,21 @@ def column(record: Record, name: str) -> list[float]:
     return [float(value) for value in columns[name]]
 
 
-def final(record: Record, name: str) -> float:
-    """Return the last finite value of a column; NaN if there is none."""
+def final(record: Record, name: str, *, over: int = 1) -> float:
+    """Return the mean of the last finite values of a column; NaN if there is none.
+
+    NaN also of a run that diverged: its last finite value is no end.
+
+    Parameters
+    ----------
+    over : int
+        Of how many values. Training ends between two spikes or on one; a mean of
+        several evaluations says more.
+    """
+    if record.result.get("stopped") == "diverged":
+        return math.nan
     values = [value for value in column(record, name) if math.isfinite(value)]
-    return values[-1] if values else math.nan
+    return statistics.fmean(values[-over:]) if values else math.nan
 
 
 def mean(values: Sequence[float]) -> float | None:

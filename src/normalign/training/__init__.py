@@ -1,6 +1,9 @@
 """Training one network or a hundred at once, and what was measured on the way."""
 
 from normalign.training import rules
+from normalign.training.attack import measures, robust_accuracy, stacked_pgd
+from normalign.training.batches import Attacked, Augmented
+from normalign.training.centroids import stacked_centroid_alignment
 from normalign.training.ensemble import Ensemble, Member
 from normalign.training.history import History
 from normalign.training.loop import Split, accuracy, is_evaluated, train
@@ -10,6 +13,8 @@ from normalign.training.together import Trained, train_together
 from normalign.training.tuning import TunedWeight, tune_weight
 
 __all__ = [
+    "Attacked",
+    "Augmented",
     "Ensemble",
     "History",
     "Member",
@@ -19,9 +24,13 @@ __all__ = [
     "TunedWeight",
     "accuracy",
     "is_evaluated",
+    "measures",
+    "robust_accuracy",
     "rules",
     "span_reduction",
+    "stacked_centroid_alignment",
     "stacked_geometry",
+    "stacked_pgd",
     "train",
     "train_together",
     "tune_weight",

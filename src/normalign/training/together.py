@@ -71,7 +71,8 @@ def train_together(
         and at the end; where it exists already, and was made by the same settings on
         the same data, training goes on from it, bit for bit as if never interrupted on
         the same machine. Losses and measurements of one's own count by their names,
-        ``until`` and callbacks not at all.
+        ``prepare`` by its name and what its ``describe()`` says, ``until`` and
+        callbacks not at all.
     callback : callable
         ``callback(e, i, row)`` is called with the number of the ensemble, of the
         member in it, and its new row; returning ``True`` ends that member's training.

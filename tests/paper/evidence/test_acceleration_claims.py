@@ -62,8 +62,12 @@ def test_grokalign_must_be_before_all_that_grok_in_most_of_their_seeds():
     assert not verdicts(first, table(baseline=[9, 9], grokalign=[9, 9]))[0].holds
     rival = table(baseline=[9] * 3, orthograd=[3, 3, None], grokalign=[5] * 3)
     assert not verdicts(first, rival)[0].holds
-    lucky = table(baseline=[9, 9], orthograd=[3, None], grokalign=[5, 5])
+    lucky = table(baseline=[9] * 3, orthograd=[3, None, None], grokalign=[5] * 3)
     assert verdicts(first, lucky)[0].holds
+    open_ = table(baseline=[9, 9], orthograd=[3, None], grokalign=[5, 5])
+    assert verdicts(first, open_)[0].holds is None
+    late = table(baseline=[9, 9], orthograd=[7, None], grokalign=[5, 5])
+    assert verdicts(first, late)[0].holds
     never = table(baseline=[None, None], grokalign=[None, None])
     assert not verdicts(first, never)[0].holds
     assert verdicts(first, table(baseline=[9, 9]))[0].holds is None

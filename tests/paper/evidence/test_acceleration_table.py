@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
@@ -78,6 +79,19 @@ def test_seconds_take_the_price_of_an_epoch_into_account():
     assert ours["pace"] == pytest.approx(150)
     (alone,) = cost_rows(records[1:])
     assert alone["relative"] is alone["faster"] is None
+
+
+def test_seconds_of_different_machines_are_not_compared():
+    fast = {"device": "a GPU"}
+    records = [
+        replace(record("baseline", 0, 300, pace=0.1), made=fast),
+        record("baseline", 1, 300, pace=20.0),
+        record("grokalign", 1, 100, pace=40.0), record("grokalign", 2, 100, pace=40.0),
+    ]  # fmt: skip
+    _, ours = cost_rows(records)
+    assert ours["relative"] == pytest.approx(2.0)
+    _, apart = cost_rows([records[0], *records[2:]])
+    assert apart["relative"] is apart["faster"] is None
 
 
 @given(EPOCHS, EPOCHS)

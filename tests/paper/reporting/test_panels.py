@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from normalign.paper.reporting.curves import mean_curve, settled, spread
 from normalign.paper.reporting.ends import curve_ends
+from normalign.paper.reporting.numbers import run_numbers
 from normalign.paper.reporting.panels import COLOURS, Panel, Panels, PointsPanel
 from normalign.paper.spec import Figure, Record, Run
 
@@ -209,6 +210,47 @@ def test_where_curves_end_is_a_table_with_a_row_for_each_line():
     low, high = second["loss_interval"]
     assert (low + high) / 2 == pytest.approx(200.0)
     assert curve_ends(Figure("f", lambda records: None, "Not of panels")) is None
+
+
+def test_ends_of_curves_in_percent_say_so():
+    share = {"clean": "Clean", "robust": "Robust"}
+    panels = [
+        Panel(x="epoch", y=share, ylabel="Accuracy (%)", scale=100),
+        PointsPanel(x="width", ys={"rank": "Rank"}, scale=100),
+    ]
+    table = curve_ends(Figure("f", Panels(panels=panels), "A caption"))
+    curves = {"epoch": [1], "clean": [0.5], "robust": [0.25]}
+    (row,) = table.rows([record(columns=curves, result={"rank": 2.0}, width=1)])
+    heads = {column.name: column.title for column in table.columns[2:]}
+    assert heads == {
+        "clean_percent": "Accuracy (%): Clean",
+        "robust_percent": "Accuracy (%): Robust",
+        "rank": "Rank",
+    }
+    assert (row["clean_percent"], row["robust_percent"], row["rank"]) == (50, 25, 200)
+
+
+def test_a_figure_without_curves_has_the_numbers_of_its_runs():
+    figure = Figure("f", lambda records: None, "Not of panels")
+    records = [
+        record(seed, width=width, result={"norms": [seed, width], "rank": 2,
+               "points": [[0, 1]], "ended": "epochs", "flat": True})
+        for width in (3, 5) for seed in (0, 1)
+    ]  # fmt: skip
+    table = run_numbers(figure, records)
+    assert [column.name for column in table.columns] == ["width", "n", "norms", "rank"]
+    first, second = table.rows(records)
+    # of 0, 1, 3, 3 and of 0, 1, 5, 5
+    assert (first["norms"], first["norms_reach"]) == (2, (0, 3))
+    assert (second["norms"], second["norms_reach"]) == (3, (0, 5))
+    assert (second["width"], second["n"], second["rank"]) == (5, 2, 2)
+
+
+def test_there_are_no_numbers_of_panels_of_no_runs_and_of_results_without_any():
+    figure = Figure("f", lambda records: None, "Not of panels")
+    assert run_numbers(Figure("f", Panels(panels=[LOSS]), ""), [record()]) is None
+    assert run_numbers(figure, []) is None
+    assert run_numbers(figure, [record(result={"ended": "epochs"})]) is None
 
 
 def test_declaring_a_figure_imports_neither_matplotlib_nor_torch():

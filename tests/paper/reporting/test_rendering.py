@@ -1,4 +1,5 @@
 import csv
+import dataclasses
 import html.parser
 import io
 import re
@@ -14,6 +15,7 @@ from normalign.paper.spec import Column, Record, Run, Table
 
 RUN = Run("tiny", 1, "quick", "released", "synthetic", {}, 0)
 RECORDS = [Record(RUN, {})]
+FROM = ["quick", "released", "synthetic data"]
 # No surrogates and no control signs: no file of results has them.
 TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=20)
 NUMBER = st.floats(allow_nan=False) | st.integers(-(10**12), 10**12)
@@ -64,22 +66,33 @@ def test_the_size_stands_in_the_title(form):
     assert "Title (quick size, 2 seeds)" in text
 
 
-def test_in_csv_the_size_is_a_column():
+def test_in_csv_size_preset_and_data_are_columns():
     rows = parsed(render(table([ROW]), RECORDS, form="csv", about="quick size"))
     assert rows[0] == [
         "size",
+        "preset",
+        "data",
         "name",
         "value",
         "value_low",
         "value_high",
         "value_paper",
     ]
-    assert rows[1] == ["quick", "xor", repr(1 / 3), "0.25", "0.75", "0.5"]
+    assert rows[1] == [*FROM, "xor", repr(1 / 3), "0.25", "0.75", "0.5"]
+
+
+def test_in_csv_a_row_may_have_data_of_its_own():
+    digits = dataclasses.replace(RUN, data="mnist", size="full", preset="text")
+    both = [*RECORDS, Record(digits, {})]
+    made = table([ROW, {**ROW, "data": "MNIST"}])
+    rows = parsed(render(made, both, form="csv", about=""))
+    assert rows[1][:3] == ["full/quick", "released/text", "synthetic data and MNIST"]
+    assert rows[2][2] == "MNIST"
 
 
 def test_csv_leaves_empty_what_is_missing():
     rows = parsed(render(table([{"name": "xor"}]), RECORDS, form="csv", about=""))
-    assert rows[1] == ["quick", "xor", "", "", "", ""]
+    assert rows[1] == [*FROM, "xor", "", "", "", ""]
 
 
 @given(
@@ -94,9 +107,9 @@ def test_csv_reads_back_to_the_last_digit(rows):
     back = parsed(render(table(rows), RECORDS, form="csv", about="any"))
     assert len(back) == len(rows) + 1
     for row, line in zip(rows, back[1:], strict=True):
-        assert line[1] == row["name"]
-        assert float(line[2]) == row["value"]
-        paper = None if line[5] == "" else float(line[5])
+        assert line[3] == row["name"]
+        assert float(line[4]) == row["value"]
+        paper = None if line[7] == "" else float(line[7])
         assert paper == row["published"]
 
 
@@ -164,6 +177,28 @@ def test_a_terminal_table_keeps_whole_numbers_and_no_colours():
     assert "0.33 [0.25, 0.75]" in text
     assert "A note." in text
     assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("n_columns", [3, 12, 40])
+def test_a_terminal_table_cuts_nothing(n_columns):
+    words = [f"word{i}" + "-and-more" * 2 for i in range(n_columns)]
+    columns = [Column(word, f"head {word}") for word in words]
+    made = table([{word: f"{word} twice {word}" for word in words}], columns=columns)
+    text = render(made, RECORDS, form="table", about="quick")
+    assert "…" not in text
+    assert n_columns == 40 or max(map(len, text.splitlines())) <= 160
+    # all letters are there, in whichever line
+    wanted = "".join(f"head{word}{word}twice{word}" for word in words)
+    body = text.partition("\n")[2]
+    assert {c: body.count(c) for c in set(wanted)} == {
+        c: wanted.count(c) for c in set(wanted)
+    }
+
+
+def test_numbers_of_a_terminal_table_stay_on_one_line_where_words_can_give_way():
+    long = {**ROW, "name": "a name of many words " * 20}
+    text = render(table([long]), RECORDS, form="table", about="quick")
+    assert "0.33 [0.25, 0.75]" in text
 
 
 def test_signs_of_mathematics_are_set_by_latex():

@@ -1,6 +1,7 @@
 import argparse
 import csv
 import dataclasses
+import hashlib
 import html.parser
 import io
 import subprocess
@@ -11,16 +12,21 @@ import pytest
 
 from normalign.cli import report, show
 from normalign.paper import catalogue
+from normalign.paper.files import write_bytes
+from normalign.paper.reporting import kept_files
 from normalign.paper.reporting.differences import differences, origin, spoken
+from normalign.paper.reporting.drawings import svg_file
+from normalign.paper.reporting.kept_files import write_anew
 from normalign.paper.reporting.outcomes import outcome
 from normalign.paper.reporting.report import write_report
 from normalign.paper.results import Store
-from normalign.paper.spec import Size
+from normalign.paper.spec import Record, Size
 from tests.paper.fakes import MADE, fake_items, result, store_of
 
 ITEMS = fake_items()
 BY_NAME = {item.name: item for item in ITEMS}
 ASKED = {"size": "quick", "preset": "released", "digits": "digits_5000"}
+SVG = "{http://www.w3.org/2000/svg}"
 VOID = {"meta", "link", "br", "input"}
 
 
@@ -158,6 +164,49 @@ def test_at_full_size_nothing_differs(tmp_path):
     assert differences(found) == []
 
 
+def test_data_of_some_variants_say_of_which(tmp_path):
+    item = dataclasses.replace(
+        BY_NAME["table1"], needs_digits=lambda s: s["task"].startswith("MNIST")
+    )
+    found = outcome(item, store=store_of([item], tmp_path), **ASKED)
+    assert found.complete
+    assert found.data == "synthetic data and 5000 embedded digits"
+    lines = differences(found)
+    assert lines[0] == "task MNIST CE, MNIST SE: 5000 embedded digits in place of MNIST"
+    assert not any("MNIST" in line for line in lines[1:])
+    on_mnist = outcome(item, store=Store(tmp_path), **{**ASKED, "digits": "mnist"})
+    assert not any("embedded" in line for line in differences(on_mnist))
+
+
+@pytest.mark.parametrize("departures", [(), ("a <ramp> of 10 steps", "no warm-up")])
+def test_nothing_differs_only_where_no_departure_is_given(tmp_path, departures):
+    item = dataclasses.replace(BY_NAME["kernel_logistic"], departures=departures)
+    store = store_of([item], tmp_path / "results", size="full")
+    text = Page(written(tmp_path, [item], store, size="full").read_text()).text
+    assert ("nothing: all settings" in text) == (not departures)
+    assert ("Full size: the paper's." in text) == (not departures)
+    for line in departures:
+        assert line in text
+        assert text.index("What differs from the paper", 1000) < text.index(line)
+
+
+def test_show_tells_what_differs(tmp_path, monkeypatch, capsys):
+    departures = ("a <ramp> of 10 steps",)
+    item = dataclasses.replace(BY_NAME["kernel_logistic"], departures=departures)
+    monkeypatch.setitem(BY_NAME, item.name, item)
+    store_of([item], tmp_path / "results")
+    for form, line in {
+        "table": "- a <ramp> of 10 steps",
+        "md": "- a &lt;ramp&gt; of 10 steps",
+        "tex": "% - a <ramp> of 10 steps",
+    }.items():
+        words = (item.name, "--format", form, "--out", str(tmp_path))
+        assert run(monkeypatch, show, *words) == 0
+        told = capsys.readouterr().out.splitlines()
+        assert line in told
+        assert line.partition("a")[0] + "epochs 300 instead of 10000" in told
+
+
 def test_where_numbers_come_from_is_said_once(tmp_path):
     item = BY_NAME["kernel_logistic"]
     store = store_of([item], tmp_path)
@@ -260,6 +309,122 @@ def test_show_writes_a_figure_as_svg(tmp_path, monkeypatch, capsys):
     assert ElementTree.fromstring(text.encode()).tag.endswith("svg")
     with pytest.raises(ValueError, match="--part must be one of construction, got 'x'"):
         run(monkeypatch, show, *words, "--part", "x")
+
+
+@pytest.mark.parametrize("form", ["table", "md", "csv", "tex"])
+def test_show_of_a_figure_without_curves_has_its_numbers(
+    tmp_path, monkeypatch, capsys, form
+):
+    store_of([BY_NAME["construction"]], tmp_path / "results")
+    words = ("construction", "--format", form, "--out", str(tmp_path))
+    assert run(monkeypatch, show, *words) == 0
+    text = capsys.readouterr().out
+    assert "points" in text
+    assert "epochs" in text
+    if form == "csv":
+        rows = list(csv.DictReader(io.StringIO(text)))
+        assert [row["points"] for row in rows] == ["5", "10"]
+        assert all(100 <= float(row["epochs"]) < 140 for row in rows)
+
+
+def test_show_of_results_without_numbers_has_the_claims(tmp_path, monkeypatch, capsys):
+    item = BY_NAME["construction"]
+    store = Store(tmp_path / "results")
+    for one in item.runs(**ASKED):
+        store.write(one, {"history": result(one)["history"]}, dict(MADE))
+    assert run(monkeypatch, show, item.name, "--out", str(tmp_path)) == 0
+    assert "alignment rises" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["construction", "sparsity"])
+def test_a_figures_file_says_what_it_is_from(tmp_path, name):
+    item = BY_NAME[name]
+    store = store_of([item], tmp_path / "results")
+    written(tmp_path, [item], store)
+    root = ElementTree.parse(tmp_path / "figures" / f"{name}.svg").getroot()
+    about = outcome(item, store=store, **ASKED).about
+    assert about.startswith("quick size, released preset, ")
+    assert root.get("aria-label") == f"{item.figures[0].caption} ({about})"
+    words = list(root.iter(f"{SVG}text"))
+    feet = [word for word in words if word.get("style", "").startswith("font: 8px")]
+    assert " ".join(word.text for word in feet) == about
+    # below the drawing, and within the picture
+    _, _, width, height = map(float, root.get("viewBox").split())
+    drawn = float(root.find(f".//{SVG}g[@id='{name}-patch_1']/{SVG}path").get("d")
+                  .split()[2])  # fmt: skip
+    assert all(drawn < float(word.get("y")) < height for word in feet)
+    assert all(4 + 8 * 0.56 * len(word.text) <= width for word in feet)
+    assert root.get("height") == f"{height:g}pt"
+
+
+def test_without_words_a_figures_file_says_what_its_records_are_from():
+    item = BY_NAME["construction"]
+    records = [Record(one, result(one)) for one in item.runs(**ASKED)]
+    text = svg_file(item.figures[0], records, name="x")
+    assert ">quick size, released preset, synthetic data</text>" in text
+
+
+def test_a_report_removes_what_an_earlier_one_wrote_and_nothing_else(tmp_path):
+    table, drawing = BY_NAME["table1"], BY_NAME["construction"]
+    store = store_of([table, drawing], tmp_path / "results")
+    written(tmp_path, [table, drawing], store)
+    own = tmp_path / "figures" / "mine.svg"
+    own.write_text("<svg/>")
+    changed = tmp_path / "tables" / "table1.md"
+    changed.write_text(changed.read_text() + "A remark.")
+    # no run of this size is there: nothing of the quick ones may stay beside its page
+    written(tmp_path, [table, drawing], store, size="full")
+    for folder, kept in (("tables", [changed]), ("figures", [own])):
+        assert list((tmp_path / folder).iterdir()) == kept
+
+
+def test_what_a_report_writes_again_stays(tmp_path):
+    item = BY_NAME["construction"]
+    store = store_of([item], tmp_path / "results")
+    written(tmp_path, [item], store)
+    before = (tmp_path / "figures" / "construction.svg").read_bytes()
+    written(tmp_path, [item], store)
+    assert (tmp_path / "figures" / "construction.svg").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{", "[]", '{"a.txt": 3, "b.txt": [[1]]}',
+        '{"../outside.txt": ["DIGEST"]}', '{"/OUTSIDE": ["DIGEST"]}',
+    ],
+)  # fmt: skip
+def test_a_list_that_is_broken_or_points_outside_removes_nothing(tmp_path, content):
+    outside, folder = tmp_path / "outside.txt", tmp_path / "out"
+    outside.write_text("mine")
+    folder.mkdir()
+    digest = hashlib.sha256(b"mine").hexdigest()
+    content = content.replace("DIGEST", digest).replace("/OUTSIDE", str(outside))
+    (folder / "list.json").write_text(content)
+    write_anew(folder, {"tables/a.md": "text"}, list_name="list.json")
+    assert outside.read_text() == "mine"
+    assert (folder / "tables" / "a.md").read_text() == "text"
+    write_anew(folder, {}, list_name="list.json")
+    assert not (folder / "tables" / "a.md").exists()
+
+
+def test_a_report_that_was_stopped_halfway_leaves_nothing_unknown(
+    tmp_path, monkeypatch
+):
+    write_anew(tmp_path, {"a": "1"}, list_name="list.json")
+
+    def full(path, content):
+        if path.name == "b":
+            raise OSError(28, "no space left")
+        return write_bytes(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kept_files, "write_bytes", full)
+        with pytest.raises(OSError, match="no space"):
+            write_anew(tmp_path, {"a": "2", "c": "3", "b": "4"}, list_name="list.json")
+    assert (tmp_path / "a").read_text() == "2"
+    write_anew(tmp_path, {}, list_name="list.json")
+    assert {path.name for path in tmp_path.iterdir()} == {"list.json"}
 
 
 def test_show_of_nothing_says_how_to_make_it(tmp_path, monkeypatch, capsys):

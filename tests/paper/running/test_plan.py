@@ -82,6 +82,11 @@ def test_more_seeds_cost_the_new_ones_alone(plan, store):
     assert all(run.seed == 2 for b in plan(seeds=3).batches for run in b.runs)
 
 
+def test_the_expected_time_grows_with_the_seeds(plan):
+    assert plan(seeds=1).seconds == pytest.approx(6.0)  # 12 for the size's two
+    assert plan(seeds=10).seconds == pytest.approx(60.0)
+
+
 def test_a_begun_batch_is_formed_again_as_it_was(plan, store, tmp_path):
     first = plan().batches[0]
     remember(first, tmp_path / "work")

@@ -4,18 +4,21 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from normalign.paper import results as results_module
+from normalign.paper.context import Context
 from normalign.paper.results import Store
 from normalign.paper.running import workers
 from normalign.paper.running.plan import opened, planned
 from normalign.paper.running.pools import jobs_for, pool
 from normalign.paper.running.runner import carried_out
 from normalign.paper.running.workers import Workplace, computed
-from tests.paper import tiny
+from tests.paper import tiny, tiny_training
 from tests.paper.processes import Server, is_alive, kill, notes, results, wait_for
 
 
@@ -100,10 +103,78 @@ def test_a_checkpoint_that_does_not_fit_costs_a_new_start(there):
     plan = there.plan()
     key = plan.batches[0].key
     there.place.work.mkdir()
-    (there.place.work / f"{key}.state.json").write_text('{"step": "many"}')
+    (there.place.work / f"{key}.state.json").write_text('{"step": ')
     done = carried_out(plan, there.place)
     assert not done.failures
     assert values(there.out) == EXPECTED
+
+
+def training(**settings):
+    sizes = {"quick": tiny.Size(1, {"steps": 4, **settings})}
+    return tiny.item(experiment="tests.paper.tiny_training", groups=1, sizes=sizes)
+
+
+def test_an_ensembles_checkpoint_that_is_damaged_or_of_another_costs_a_new_start(
+    there,
+):
+    plan = there.plan(training())
+    (batch,) = plan.batches
+    there.place.work.mkdir()
+    kept = there.place.work / f"{batch.key}.xor.safetensors"
+    kept.write_bytes(b"no tensors")
+    assert not carried_out(plan, there.place).failures
+    whole = results(there.out)
+    (other,) = there.plan(training(steps=6)).batches
+    place = replace(there.place, results=there.out / "elsewhere")
+    begun = there.place.work / f"{other.key}.xor.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        tiny_training.compute(other.runs, interrupting(there.place.work / other.key))
+    begun.replace(kept)
+    assert not carried_out(plan, place).failures
+    assert results(there.out) == whole
+    again = Store(place.results).records(batch.runs)
+    assert [record.result for record in again] == [
+        record.result for record in there.store.records(batch.runs)
+    ]
+
+
+def interrupting(checkpoint):
+    """What a computation is given that is stopped at its first sign of life."""
+
+    def stop(share, words):
+        raise KeyboardInterrupt
+
+    return Context(torch.device("cpu"), checkpoint, progress=stop)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA out of memory"), MemoryError("none left"),
+        OSError(errno.EIO, "the disk hung"), ValueError("other data than before"),
+    ],
+)  # fmt: skip
+def test_any_other_error_keeps_the_checkpoint_and_fails_the_batch(
+    there, monkeypatch, error
+):
+    place = replace(there.place, checkpoint_seconds=-1)
+    (batch,) = there.plan(tiny.item(groups=1)).batches
+    steps, wrong = [], [KeyboardInterrupt(), error]
+
+    def stop(mode, group, state, kept):
+        steps.append(state["step"])
+        if state["step"] == 30 and wrong:
+            raise wrong.pop(0)
+
+    monkeypatch.setattr(tiny, "misbehave", stop)
+    assert computed(batch, place).how == "interrupted"
+    ended = computed(batch, place)
+    assert ended.how == "failed"
+    assert str(error) in ended.error
+    assert steps[31:] == [30]
+    assert computed(batch, place).how == "done"
+    assert steps[32:] == list(range(30, 40))
+    assert values(there.out) == [logistic(0), logistic(1)]
 
 
 def test_what_was_stored_just_before_a_kill_is_tidied_up(there):

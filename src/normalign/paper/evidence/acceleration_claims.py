@@ -39,7 +39,7 @@ def _sooner(records: Records) -> list[Verdict]:
             method: rows[task, method]["epochs"]
             for method in methods
             if method in ("baseline", "grokfast", "orthograd")
-            and (rows[task, method]["share"] or 0) > 0.5
+            and (rows[task, method]["share"] or 0) >= 0.5
         }
         cell = f"{TASK_TITLES[task]}, GrokAlign first"
         if ours is None or "baseline" not in methods:
@@ -47,12 +47,16 @@ def _sooner(records: Records) -> list[Verdict]:
             verdicts.append(Verdict(cell, "first", "-", None, why))
             continue
         epochs, share = ours["epochs"], ours["share"] or 0.0
-        all_first = share > 0.5 and all(epochs < other for other in others.values())
         compared = ", ".join(f"{METHOD_TITLES[m]} {e:.0f}" for m, e in others.items())
-        shown = "not grokked" if epochs is None else f"{epochs:.0f} epochs"
-        compared = compared or "no other groks in most of its seeds"
+        compared = compared or "no other groks in half of its seeds"
         why = f"{share:.0%} of its seeds; {compared}"
-        verdicts.append(Verdict(cell, "first", shown, all_first, why))
+        sooner = [m for m, e in others.items() if epochs is None or e <= epochs]
+        holds: bool | None = share > 0.5 and not sooner
+        lucky = sooner and all(rows[task, m]["share"] == 0.5 for m in sooner)
+        if share > 0.5 and lucky:
+            holds, why = None, f"{why}; what is sooner groks in half of its seeds only"
+        shown = "not grokked" if epochs is None else f"{epochs:.0f} epochs"
+        verdicts.append(Verdict(cell, "first", shown, holds, why))
     return verdicts
 
 
@@ -121,12 +125,13 @@ CLAIMS = (
     Claim(
         "GrokAlign groks first",
         "GrokAlign groks in more than half of its seeds, in fewer epochs on average "
-        "than each method of the paper that groks in more than half of its seeds",
+        "than each method of the paper that does; one that groks in exactly half of "
+        "its seeds, and sooner, leaves it open",
         _sooner,
     ),
     Claim(
-        "Share of seeds that grok", f"within {SHARE:.0%} of the paper's", _shares,
-        **_FULL,
+        "Share of seeds that grok", f"within {100 * SHARE:.0f} points of the paper's",
+        _shares, **_FULL,
     ),
     Claim(
         "Mean epoch", f"the ratio to the paper's in [{LOW}, {HIGH}], or none groks in "

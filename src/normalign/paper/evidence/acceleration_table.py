@@ -10,6 +10,7 @@ from typing import Any
 
 from scipy import stats
 
+from normalign.paper.reporting.sources import data_words
 from normalign.paper.spec import Records
 from normalign.paper.summaries import grouped, interval
 
@@ -30,7 +31,7 @@ TASK_TITLES = {
 }  # fmt: skip
 METHOD_TITLES = {
     "baseline": "Baseline", "grokfast": "Grokfast", "orthograd": "OrthoGrad",
-    "grokalign": "GrokAlign", "grokfast_matched": "Grokfast, matched",
+    "grokalign": "GrokAlign", "grokfast_matched": "Grokfast, rate / 1.1",
     "grokalign_tuned": "GrokAlign, tuned",
 }  # fmt: skip
 
@@ -55,9 +56,10 @@ def epochs_by_seed(records: Records) -> dict[str, dict[str, dict[int, int | None
 
 def table_rows(records: Records) -> list[dict[str, Any]]:
     """Return the rows of Table 1, named as the paper names them, with intervals."""
-    results = epochs_by_seed(records)
+    results, groups = epochs_by_seed(records), grouped(records, "task", "method")
     rows = []
     for row in acceleration_rows(results):
+        of_cell = groups[row["task"], row["method"]]
         epochs = _grokked(results[row["task"]][row["method"]]).values()
         reach = interval([float(epoch) for epoch in epochs])
         rows.append(
@@ -66,6 +68,7 @@ def table_rows(records: Records) -> list[dict[str, Any]]:
                 "task": TASK_TITLES[row["task"]],
                 "method": METHOD_TITLES[row["method"]],
                 "epochs_interval": reach,
+                "data": data_words(record.run.data for record in of_cell),
             }
         )
     return rows
@@ -83,15 +86,22 @@ def cost_rows(records: Records) -> list[dict[str, Any]]:
     rows = []
     for row in acceleration_rows(epochs_by_seed(records)):
         task, method = row["task"], row["method"]
-        pace = statistics.median(_paces(groups[task, method]))
-        base = statistics.median(_paces(groups.get((task, "baseline"), [])) or [0.0])
-        speedup, relative = row["speedup"], pace / base if base else None
+        paces = _paces(groups[task, method])
+        base = _paces(groups.get((task, "baseline"), []))
+        # Only what was timed in the same way can be compared.
+        ways = [way for way in paces if way in base] or list(paces)
+        way = max(ways, key=lambda way: len(paces[way]))
+        pace = statistics.median(paces[way])
+        relative = pace / statistics.median(base[way]) if way in base else None
+        speedup = row["speedup"]
         faster = None if speedup is None or not relative else speedup / relative
         weights = {r.result["weight"] for r in groups[task, method]}
         rows.append(
             {
                 "task": TASK_TITLES[task],
                 "method": METHOD_TITLES[method],
+                "data": data_words(r.run.data for r in groups[task, method]),
+                "share": row["share"],
                 "weight": weights.pop() if len(weights) == 1 else None,
                 "pace": 1000 * pace,
                 "relative": relative,
@@ -102,8 +112,13 @@ def cost_rows(records: Records) -> list[dict[str, Any]]:
     return rows
 
 
-def _paces(records: Records) -> list[float]:
-    return [record.result["seconds_per_epoch"] for record in records]
+def _paces(records: Records) -> dict[Any, list[float]]:
+    """Return the seconds of an epoch by device and by how many seeds shared it."""
+    paces: dict[Any, list[float]] = {}
+    for record in records:
+        way = record.made.get("device"), record.result.get("seeds_together")
+        paces.setdefault(way, []).append(record.result["seconds_per_epoch"])
+    return paces
 
 
 def paired_p(one: Sequence[float], other: Sequence[float]) -> float | None:

@@ -78,10 +78,11 @@ def settles(records: Records) -> list[Verdict]:
 
 
 def _drift(record: Record) -> float:
-    """Return the relative change of the offset over the last fifth of training."""
+    """Return the relative range of the offset over the last fifth of training."""
     epochs, offset = column(record, "epoch"), column(record, "offset_norm")
     since = next(i for i, epoch in enumerate(epochs) if epoch >= 0.8 * epochs[-1])
-    return abs(offset[-1] - offset[since]) / offset[-1]
+    last = offset[since:]
+    return (max(last) - min(last)) / offset[-1]
 
 
 def finding(records: Records) -> str:

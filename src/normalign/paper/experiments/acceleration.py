@@ -1,8 +1,9 @@
 """Table 1's runs: every task, trained by every method until it has grokked.
 
 Two methods are not in the paper. ``"grokfast_matched"`` is Grokfast at a learning rate
-whose steps are as long as the baseline's. ``"grokalign_tuned"`` is GrokAlign with the
-squared norm and a weight that a pilot on the training data of seed 0 has found.
+that takes back the most its gain can lengthen steps. ``"grokalign_tuned"`` is GrokAlign
+with the squared norm and a weight that a pilot on the training data of seed 0 has
+found.
 """
 
 from __future__ import annotations
@@ -60,10 +61,12 @@ def constants(preset: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 def member(task: Task, method: str, seed: int) -> Member:
     """Return how one seed of a task is trained by a method.
 
-    Grokfast adds ``strength`` times a running mean to the gradient: where gradients
-    are steady it takes longer steps. The matched form divides the learning rate by
-    ``1 + strength``, and multiplies the decay so that weights shrink as before. The
-    tuned GrokAlign has no weight yet.
+    Grokfast adds ``strength`` times a running mean to the gradient. Under SGD a steady
+    gradient then steps ``1 + strength`` times as far; AdamW divides the scale out, and
+    steps get longer by less, where gradients are noisy. The matched form divides the
+    learning rate by ``1 + strength``, and multiplies the decay so that weights shrink
+    as before: a match for SGD, a bound for AdamW. The tuned GrokAlign has no weight
+    yet.
     """
     rule = f"one of {', '.join(METHODS + EXTRA)}"
     require(method in METHODS + EXTRA, "member", "method", rule, repr(method))
@@ -164,7 +167,10 @@ def _task(
     preset: str, settings: Mapping[str, Any], *, source: str | None = None
 ) -> Task:
     """Return the task of a run, at its size and on its data."""
-    one = task(settings["task"], preset=preset).resized(**settings.get("resized", {}))
+    sizes = dict(settings.get("resized", {}))
+    if preset == "text":  # which starts small: a larger start would be another task
+        sizes.pop("init_scale", None)
+    one = task(settings["task"], preset=preset).resized(**sizes)
     if source is not None and settings["task"].startswith("mnist"):
         return one.resized(source=source)
     return one

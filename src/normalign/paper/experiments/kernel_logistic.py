@@ -119,7 +119,10 @@ def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
     )  # fmt: skip
     name = f"classes-{first['n_classes']}"
     (trained,) = trained_together([ensemble], context, names=[name])
-    return [{"history": kept_history(one.history, COLUMNS)} for one in trained]
+    return [
+        {"history": kept_history(one.history, COLUMNS), "stopped": one.stopped}
+        for one in trained
+    ]
 
 
 def _blobs(run: Run) -> Dataset:

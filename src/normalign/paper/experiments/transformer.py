@@ -77,7 +77,10 @@ def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
         device=context.device,
     )  # fmt: skip
     (trained,) = trained_together([ensemble], context, names=["modular-addition"])
-    return [{"history": kept_history(one.history, COLUMNS)} for one in trained]
+    return [
+        {"history": kept_history(one.history, COLUMNS), "stopped": one.stopped}
+        for one in trained
+    ]
 
 
 def _pairs(run: Run) -> Dataset:

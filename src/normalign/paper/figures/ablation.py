@@ -3,7 +3,7 @@
 Claim      GrokAlign by output probes is the most effective strategy for inducing
            normal alignment and robustness; regularizers lower the effective rank
 Command    normalign reproduce ablation --full
-Hardware   one H200, about 1 minute (estimated); quick on two cores, about 20 s
+Hardware   one H200, half a minute; quick on two cores, about 20 s
 
 The runs are those of tab:hyperparameters whose choice the paper set in bold (one probe
 each; weights 0.1, 0.01, 0.1, 0.01), and of the baseline; they are computed once. Which
@@ -23,7 +23,12 @@ from normalign.paper.evidence.strategies import (
 )
 from normalign.paper.reporting.panels import Panel, Panels
 from normalign.paper.spec import Claim, Figure, Item, Records, Size
-from normalign.paper.tables.hyperparameters import QUICK, SETTINGS
+from normalign.paper.tables.hyperparameters import (
+    DEPARTURES,
+    QUICK,
+    SETTINGS,
+    VERSION,
+)
 
 __all__ = ["ITEM"]
 
@@ -53,6 +58,8 @@ ITEM = Item(
         "full": Size(3, seconds={"cuda": 60.0}),
     },
     finding=_finding,
+    departures=DEPARTURES,
+    version=VERSION,
     figures=[
         Figure(
             "ablation",

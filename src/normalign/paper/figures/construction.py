@@ -85,6 +85,10 @@ ITEM = Item(
         size: Size(10, seconds={"cpu": 2.0, "cuda": 2.0}) for size in ("quick", "full")
     },
     finding=finding,
+    departures=(
+        "points uniform on the circle, ten draws of them; three outputs",
+        "colours by the logarithm of the norm",
+    ),
     figures=[
         Figure(
             "level_sets",

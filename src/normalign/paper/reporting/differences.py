@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from normalign.paper.reporting.escapes import markdown, one_line
 from normalign.paper.reporting.outcomes import Outcome
 from normalign.paper.spec import Run
 
-__all__ = ["differences", "origin", "spoken"]
+__all__ = ["difference_list", "differences", "origin", "spoken"]
 
 _SHOWN = 6  # values of a setting that are written out
 
@@ -16,15 +17,19 @@ _SHOWN = 6  # values of a setting that are written out
 def differences(outcome: Outcome) -> list[str]:
     """Return what differs from the full size on the paper's data, a line for each.
 
+    What differs from the paper even there is the item's ``departures``.
+
     Examples of a line: ``"epochs 300 instead of 20000"``, ``"3 seeds instead of 10"``.
     """
     item, lines = outcome.item, []
-    if any(run.data == "digits_5000" for run in outcome.runs):
-        lines.append("5000 embedded digits in place of MNIST")
+    ours = [run for run in outcome.runs if run.seed == outcome.runs[0].seed]
+    embedded = [run for run in ours if run.data == "digits_5000"]
+    if embedded:
+        which = _which(embedded, ours, ())
+        lines.append(f"{which}5000 embedded digits in place of MNIST")
     if "full" not in item.sizes:
         return lines
     full = item.runs(size="full", preset=outcome.preset, digits="mnist", seeds=1)
-    ours = [run for run in outcome.runs if run.seed == outcome.runs[0].seed]
     if outcome.size != "full":
         lines += _changed(ours, full)
     if len(ours) != len(full):
@@ -37,6 +42,26 @@ def differences(outcome: Outcome) -> list[str]:
         named = said.get(outcome.preset, outcome.preset)
         lines.append(f"constants: {named} (preset {outcome.preset})")
     return lines
+
+
+def difference_list(outcome: Outcome, *, form: str) -> str:
+    """Return what differs from the paper, at this size and at every, as text.
+
+    Parameters
+    ----------
+    form : {"table", "md", "tex"}
+        For a terminal, as a list of Markdown, or as comments of LaTeX.
+    """
+    lines = [*differences(outcome), *outcome.item.departures]
+    if not lines:
+        return ""
+    head = f"{outcome.item.reference}: what differs from the paper"
+    if form == "md":
+        listed = [f"- {markdown(one_line(line))}" for line in lines]
+        return "\n".join([f"**{markdown(head)}**", "", *listed]) + "\n"
+    start = "% " if form == "tex" else ""
+    listed = [f"{start}- {one_line(line)}" for line in lines]
+    return "\n".join([f"{start}{head}", *listed]) + "\n"
 
 
 def origin(outcome: Outcome) -> dict[str, str]:

@@ -40,21 +40,36 @@ def curve_ends(figure: Figure, *, title: str = "Where the curves end") -> Table 
                 row[panels.by] = names[row[panels.by]]
             row["n"] = len(group)
             for name, panel in drawn.items():
-                row |= _end(name, [panel.end(record, name) for record in group])
+                ends = [panel.end(record, name) for record in group]
+                row |= _end(_key(name, panel), ends)
             made.append(row)
         return made
 
     named = {panels.by: panels.heading() or panels.by}
     heads = [Column(key, named.get(key) or key) for key in keys]
     ends = [
-        Column(name, panel.columns[name], "{:.4g}", interval=f"{name}_interval")
+        Column(key, _head(name, panel), "{:.4g}", interval=f"{key}_interval")
         for name, panel in drawn.items()
+        for key in [_key(name, panel)]
     ]
     return Table(
         figure.name, title, rows,
         [*heads, Column("n", "seeds", "{:d}"), *ends],
         note="Means over seeds with Student's 95 % interval.",
     )  # fmt: skip
+
+
+def _key(name: str, panel: Panel | PointsPanel) -> str:
+    """Return the name of a column, which in CSV is all that tells its unit."""
+    percent = panel.scale == 100 and "%" in panel.ylabel
+    return f"{name}_percent" if percent else name
+
+
+def _head(name: str, panel: Panel | PointsPanel) -> str:
+    """Return what a column is of: of several in a panel, the axis and which of them."""
+    title = panel.columns[name]
+    alone = not panel.ylabel or title == panel.ylabel
+    return title if alone else f"{panel.ylabel}: {title}"
 
 
 def _end(name: str, values: list[float]) -> Row:

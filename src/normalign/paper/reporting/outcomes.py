@@ -12,17 +12,11 @@ from functools import cached_property
 from typing import Any
 
 from normalign.paper.reporting.compare import command, verdicts
+from normalign.paper.reporting.sources import data_words
 from normalign.paper.results import Store
 from normalign.paper.spec import Claim, Item, Record, Run, Verdict
 
-__all__ = ["DIGITS", "Outcome", "outcome", "outcomes"]
-
-# Which digits an item may be computed on, and what they are called.
-DIGITS = {
-    "mnist": "MNIST",
-    "digits_5000": "5000 embedded digits",
-    "synthetic": "synthetic data",
-}
+__all__ = ["Outcome", "outcome", "outcomes"]
 
 
 @dataclass(frozen=True)
@@ -57,8 +51,7 @@ class Outcome:
     @property
     def data(self) -> str:
         """What the runs are computed on, in words."""
-        sources = dict.fromkeys(run.data for run in self.runs)
-        return " and ".join(DIGITS.get(source, source) for source in sources)
+        return data_words(run.data for run in self.runs)
 
     @property
     def command(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from normalign.paper.reporting.differences import spoken
+from normalign.paper.reporting.differences import differences, spoken
 from normalign.paper.reporting.html import document
 from normalign.paper.reporting.outcomes import Outcome
 from normalign.paper.reporting.page_item import VERDICT_KINDS, section, size_pill
@@ -51,10 +51,14 @@ def _lead(outcomes: Sequence[Outcome]) -> str:
     counted += f", {fails} {'does' if fails == 1 else 'do'} not" if fails else ""
     counted += f", {open_} cannot be told yet" if open_ else ""
     sizes = sorted({outcome.size for outcome in outcomes})
+    differs = any(differences(o) or o.item.departures for o in outcomes)
     words = {
         "quick": "Quick size: fewer seeds, shorter or smaller than the paper's. What "
         "differs is said with each item; the option --full makes the paper's size.",
-        "full": "Full size: the paper's.",
+        "full": "Full size: the paper's, but for what is said with each item under "
+        "“What differs from the paper”."
+        if differs
+        else "Full size: the paper's.",
     }
     note = " ".join(words.get(size, size) for size in sizes)
     return (

@@ -120,8 +120,9 @@ def _table(table: Table, outcome: Outcome, name: str) -> str:
 
 def _ends(table: Table, outcome: Outcome) -> str:
     written = grid(table, outcome.records)
+    title = written.title.removeprefix(f"{outcome.item.title}: ").capitalize()
     return (
-        f"<details><summary>Where the curves end ({escape(outcome.about)})</summary>"
+        f"<details><summary>{escape(title)} ({escape(outcome.about)})</summary>"
         f'{grid_table(written)}<p class="soft">{escape(written.note)}</p></details>'
     )
 
@@ -173,11 +174,21 @@ def _mark(holds: bool | None) -> str:
 
 
 def _making(outcome: Outcome) -> str:
-    lines = differences(outcome) or ["nothing: all settings are those of the full size"]
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    lines, always = differences(outcome), outcome.item.departures
+    if not lines and not always:
+        lines = ["nothing: all settings are those of the full size"]
+    differs = _listed(lines)
+    if always:
+        differs += '<p class="soft">At every size, where the paper is silent or ours '
+        differs += f"departs from it:</p>{_listed(always)}"
     return (
-        '<div class="columns"><div><h3>What differs from the full size</h3>'
-        f'<ul class="plain">{items}</ul></div>'
+        '<div class="columns"><div><h3>What differs from the paper</h3>'
+        f"{differs}</div>"
         f"<div><h3>How it was made</h3><pre>{escape(outcome.command)}</pre>"
         f"{facts(origin(outcome))}</div></div>"
     )
+
+
+def _listed(lines: Sequence[str]) -> str:
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f'<ul class="plain">{items}</ul>' if items else ""

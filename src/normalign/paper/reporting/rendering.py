@@ -6,41 +6,18 @@ import csv
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from normalign._checks import require
 from normalign.paper.reporting.escapes import latex, markdown, one_line
+from normalign.paper.reporting.grids import DASH, Grid, Head
+from normalign.paper.reporting.sources import ORIGIN, origin_columns
+from normalign.paper.reporting.terminal import terminal_table
 from normalign.paper.spec import Column, Records, Row, Table
 
 __all__ = ["FORMS", "Grid", "Head", "grid", "render"]
 
 FORMS = ("table", "md", "csv", "tex")
-DASH = "–"
-_WIDE = 160  # columns of text, where a table may be as wide as it needs
-
-
-@dataclass(frozen=True)
-class Head:
-    """The head of a column: its text, whether of numbers, and whether the paper's."""
-
-    text: str
-    numeric: bool = False
-    paper: bool = False
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table whose cells are written, the same for all formats but CSV.
-
-    ``keys`` are what the rows of a column are sorted by: numbers, text or ``None``.
-    """
-
-    title: str
-    heads: Sequence[Head]
-    cells: Sequence[Sequence[str]]
-    keys: Sequence[Sequence[Any]]
-    note: str = ""
 
 
 def grid(table: Table, records: Records) -> Grid:
@@ -69,7 +46,8 @@ def render(table: Table, records: Records, *, form: str, about: str) -> str:
         For a terminal, Markdown, CSV with all digits, or LaTeX with booktabs.
     about : str
         Size, preset, data and seeds; stands in the title. In CSV, which has none, the
-        first column is the size.
+        first columns are size, preset and data: a row's own where it has them, else
+        those of all records.
 
     Raises
     ------
@@ -84,7 +62,9 @@ def render(table: Table, records: Records, *, form: str, about: str) -> str:
     if form == "md":
         return _markdown(written, title)
     return (
-        _latex(table.name, written, title) if form == "tex" else _text(written, title)
+        _latex(table.name, written, title)
+        if form == "tex"
+        else terminal_table(written, title)
     )
 
 
@@ -120,8 +100,8 @@ def _keys(column: Column, row: Row) -> list[Any]:
 
 def _csv(table: Table, records: Records) -> str:
     """Write numbers with all their digits, and ends of intervals apart."""
-    size = "/".join(sorted({record.run.size for record in records}))
-    names = ["size"]
+    origin = origin_columns(records)
+    names = list(ORIGIN)
     for column in table.columns:
         names.append(column.name)
         names += [f"{column.name}_{end}" for end in ("low", "high")] * bool(
@@ -132,7 +112,7 @@ def _csv(table: Table, records: Records) -> str:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(names)
     for row in table.rows(records):
-        values: list[Any] = [size]
+        values: list[Any] = [row.get(name, origin[name]) for name in ORIGIN]
         for column in table.columns:
             values.append(row.get(column.name))
             if column.interval:
@@ -182,24 +162,3 @@ def _latex(name: str, written: Grid, title: str) -> str:
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _text(written: Grid, title: str) -> str:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table as Lines
-    from rich.text import Text
-
-    lines = Lines(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD)
-    # Text: a name such as "[1]" is itself, not markup
-    for head in written.heads:
-        text, side = Text(one_line(head.text)), "right" if head.numeric else "left"
-        lines.add_column(text, justify=side)
-    for row in written.cells:
-        lines.add_row(*(Text(cell) for cell in row))
-    file = io.StringIO()
-    console = Console(file=file, width=_WIDE, force_terminal=False, color_system=None)
-    console.print(lines)
-    if written.note:
-        console.print(Text(one_line(written.note)))
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"

@@ -8,6 +8,7 @@ from pathlib import Path
 from normalign._checks import require
 from normalign.paper.files import write_bytes
 from normalign.paper.reporting.drawings import svg_file
+from normalign.paper.reporting.kept_files import write_anew
 from normalign.paper.reporting.outcomes import Outcome, outcomes
 from normalign.paper.reporting.page import page
 from normalign.paper.reporting.rendering import render
@@ -16,6 +17,9 @@ from normalign.paper.results import Store
 from normalign.paper.spec import Item
 
 __all__ = ["write_report"]
+
+# Which tables and figures the report of a folder has.
+_LIST = ".report-files.json"
 
 
 def write_report(
@@ -33,7 +37,9 @@ def write_report(
 
     The page is ``out/report.html``; beside it are ``tables/NAME.csv``, ``.md`` and
     ``.tex`` and ``figures/NAME.svg``. The same results give the same files, byte for
-    byte. Items with missing runs say so, and show what the others allow.
+    byte. Items with missing runs say so, and show what the others allow. Tables and
+    figures of an earlier report in the folder that this one does not have are removed,
+    unless somebody has changed them since.
 
     Parameters
     ----------
@@ -53,21 +59,28 @@ def write_report(
         items, size=size, preset=preset, store=store, digits=digits, seeds=seeds
     )
     require(len(there) > 0, "write_report", "items", "non-empty", there)
+    files: dict[str, str] = {}
     for outcome in there:
-        _write_tables(out / "tables", outcome)
-        _write_figures(out / "figures", outcome)
+        files |= _tables(outcome) | _figures(outcome)
+    write_anew(out, files, list_name=_LIST)
     text = page(there, [shown(outcome) for outcome in there], command=command)
     return write_bytes(out / "report.html", text.encode())
 
 
-def _write_tables(folder: Path, outcome: Outcome) -> None:
-    for name, table in tables(outcome).items():
-        for form in ("csv", "md", "tex"):
-            text = render(table, outcome.records, form=form, about=outcome.about)
-            write_bytes(folder / f"{name}.{form}", text.encode())
+def _tables(outcome: Outcome) -> dict[str, str]:
+    return {
+        f"tables/{name}.{form}": render(
+            table, outcome.records, form=form, about=outcome.about
+        )
+        for name, table in tables(outcome).items()
+        for form in ("csv", "md", "tex")
+    }
 
 
-def _write_figures(folder: Path, outcome: Outcome) -> None:
-    for name, figure in figures(outcome).items():
-        text = svg_file(figure, outcome.records, name=name)
-        write_bytes(folder / f"{name}.svg", text.encode())
+def _figures(outcome: Outcome) -> dict[str, str]:
+    return {
+        f"figures/{name}.svg": svg_file(
+            figure, outcome.records, name=name, about=outcome.about
+        )
+        for name, figure in figures(outcome).items()
+    }

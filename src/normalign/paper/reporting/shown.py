@@ -8,6 +8,7 @@ from typing import Any
 
 from normalign.paper.reporting.drawings import Drawing, drawing
 from normalign.paper.reporting.ends import curve_ends
+from normalign.paper.reporting.numbers import run_numbers
 from normalign.paper.reporting.outcomes import Outcome
 from normalign.paper.spec import Figure, Records, Table
 
@@ -60,18 +61,28 @@ def tables(outcome: Outcome, *, ends: bool = False) -> dict[str, Table]:
     Parameters
     ----------
     ends : bool
-        Not the item's tables, but where the curves of its figures end.
+        Not the item's tables, but where the curves of its figures end; of a figure
+        without curves, the numbers of its runs.
     """
-    made = outcome.item.tables
-    if ends:
-        title = f"{outcome.item.title}: where the curves end"
-        read = [curve_ends(f, title=title) for f in outcome.item.figures]
-        made = [table for table in read if table is not None]
+    made = _read_off(outcome) if ends else outcome.item.tables
     return {
         named(outcome, table): table
         for table in made
         if outcome.complete or _possible(outcome, table.rows)
     }
+
+
+def _read_off(outcome: Outcome) -> list[Table]:
+    """Return what can be read off the figures of an item, as tables."""
+    title, read = outcome.item.title, []
+    for figure in outcome.item.figures:
+        read += [
+            curve_ends(figure, title=f"{title}: where the curves end"),
+            run_numbers(
+                figure, outcome.records, title=f"{title}: the numbers of its runs"
+            ),
+        ]
+    return [table for table in read if table is not None]
 
 
 def _possible(outcome: Outcome, make: Callable[[Records], Any]) -> bool:

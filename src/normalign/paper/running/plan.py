@@ -180,7 +180,10 @@ def planned(
         taken |= open_runs & own
         batches = mine + _formed(all_of_one, open_runs, device)
         records = [r for key in own if (r := found[key]) is not None]
-        each = _seconds_per_run(item, size, records, len(own), device, jobs)
+        # What the item says is said of its own number of seeds.
+        told = item.runs(size=size, preset=preset, digits=digits)
+        usual = len({run.key for run in told})
+        each = _seconds_per_run(item, size, records, usual, device, jobs)
         seconds = each and each * sum(batch.missing for batch in batches)
         named = tuple(
             replace(b, item=item.name, seconds=each and each * b.missing)
@@ -263,7 +266,10 @@ def _seconds_per_run(
     device: str,
     jobs: int,
 ) -> float | None:
-    """Return how long a run may take: as stored ones took, else as the item says."""
+    """Return how long a run may take: as stored ones took, else as the item says.
+
+    The item says it of all its runs, `total` in number.
+    """
     took = [
         record.made["seconds"] / record.made["n_runs"]
         for record in records

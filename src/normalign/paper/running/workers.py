@@ -34,6 +34,11 @@ FAILURES = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError,
     MemoryError, NameError, OSError, RuntimeError, TypeError, ValueError,
 )  # fmt: skip
+# Where a checkpoint of an ensemble is read, and compared with the ensemble.
+_READERS = {
+    ("normalign.training.checkpoint", "read_checkpoint"),
+    ("normalign.training.together", "_resume"),
+}
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _EVERY = 0.5  # seconds between two notes of progress
 
@@ -107,8 +112,8 @@ def computed(
 ) -> Ended:
     """Compute a batch, from its checkpoint if there is one, and keep what came out.
 
-    A batch that fails on the way from a checkpoint is begun anew once: the checkpoint
-    may be of other code. What fails keeps its checkpoint.
+    A checkpoint that is refused when it is read, for it is damaged or of other
+    settings, costs a new start. Any other failure keeps the checkpoint.
 
     Parameters
     ----------
@@ -128,8 +133,8 @@ def computed(
         remember(batch, work)
         try:
             results = _results(batch, place, work, notes)
-        except FAILURES as error:
-            if not resumed or is_full(error):
+        except ValueError as error:
+            if not (resumed and _is_refusal(error, batch, work)):
                 raise
             forget(batch, work)
             remember(batch, work)
@@ -241,6 +246,16 @@ def _results(
     require(fits, callee, "what it returns", rule, f"{len(results)}")
     json.dumps(results, allow_nan=False)  # all can be stored, or none is
     return results
+
+
+def _is_refusal(error: ValueError, batch: Batch, work: Path) -> bool:
+    """Whether an error is that a checkpoint of the batch cannot be gone on from."""
+    if isinstance(error, json.JSONDecodeError):  # of a file that the batch has kept
+        kept = (path.read_bytes() for path in checkpoints(batch, work))
+        return error.doc.encode() in kept
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    passed = {(f.f_globals.get("__name__"), f.f_code.co_name) for f in frames}
+    return not passed.isdisjoint(_READERS)
 
 
 def _made(batch: Batch, place: Workplace, seconds: float) -> dict[str, Any]:
