@@ -20,7 +20,13 @@ from torch import Tensor
 
 from normalign._checks import complaint, describe, require, require_kind
 
-__all__ = ["Checkpoint", "fingerprint", "read_checkpoint", "write_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointRefused",
+    "fingerprint",
+    "read_checkpoint",
+    "write_checkpoint",
+]
 
 Json: TypeAlias = (
     "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
@@ -38,6 +44,10 @@ DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 )  # fmt: skip
+
+
+class CheckpointRefused(ValueError):
+    """A checkpoint that cannot be gone on from: damaged, or of other settings."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,16 +228,17 @@ def _head(
         version = head["version"]
         rule, got = f"of version {VERSION} or earlier", f"{path}, of version {version}"
         remedy = "Read it with the newer normalign that wrote it."
-        raise ValueError(complaint(callee, "path", rule, got, remedy))
+        raise CheckpointRefused(complaint(callee, "path", rule, got, remedy))
     if not isinstance(head.get("record"), dict):
         raise _refusal(callee, path, "damaged: its record is missing")
     return head
 
 
-def _refusal(callee: str, path: Path, reason: str) -> ValueError:
+def _refusal(callee: str, path: Path, reason: str) -> CheckpointRefused:
     remedy = "Move it away to start anew, or restore a copy; it was left as it is."
     got = f"{path}, which is {reason}"
-    return ValueError(complaint(callee, "path", "a whole checkpoint", got, remedy))
+    text = complaint(callee, "path", "a whole checkpoint", got, remedy)
+    return CheckpointRefused(text)
 
 
 def _require_safetensors(callee: str) -> None:

@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from normalign._checks import require, require_kind
-from normalign.training.checkpoint import read_checkpoint, write_checkpoint
+from normalign._checks import complaint, require, require_kind
+from normalign.training.checkpoint import (
+    CheckpointRefused,
+    read_checkpoint,
+    write_checkpoint,
+)
 from normalign.training.group import Group, Record
 from normalign.training.history import History
 from normalign.training.interrupts import Interrupts
@@ -223,9 +227,10 @@ class Run:
         stored = read_checkpoint(file)
         remedy = "Delete the file to start anew, or name another one."
         rule = "one that was written with these settings and data"
-        same = stored.record.get("identity") == self.identity
-        got = f"{file.name} of another run"
-        require(same, "Ensemble.train", "checkpoint", rule, got, remedy)
+        if stored.record.get("identity") != self.identity:
+            got = f"{file.name} of another run"
+            text = complaint("Ensemble.train", "checkpoint", rule, got, remedy)
+            raise CheckpointRefused(text)
         self.earlier = float(stored.record["seconds"])
         for record, kept in zip(self.records, stored.record["members"], strict=True):
             record.history = History.from_dict(kept["history"])

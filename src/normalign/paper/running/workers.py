@@ -26,6 +26,7 @@ from normalign._checks import require
 from normalign.paper.context import Context, experiment_named
 from normalign.paper.results import Store
 from normalign.paper.running.plan import Batch, checkpoints, forget, remember
+from normalign.training.checkpoint import CheckpointRefused
 
 __all__ = ["Ended", "Workplace", "computed", "is_full", "keep", "notes_of"]
 
@@ -34,11 +35,6 @@ FAILURES = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError,
     MemoryError, NameError, OSError, RuntimeError, TypeError, ValueError,
 )  # fmt: skip
-# Where a checkpoint of an ensemble is read, and compared with the ensemble.
-_READERS = {
-    ("normalign.training.checkpoint", "read_checkpoint"),
-    ("normalign.training.together", "_resume"),
-}
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _EVERY = 0.5  # seconds between two notes of progress
 
@@ -253,9 +249,7 @@ def _is_refusal(error: ValueError, batch: Batch, work: Path) -> bool:
     if isinstance(error, json.JSONDecodeError):  # of a file that the batch has kept
         kept = (path.read_bytes() for path in checkpoints(batch, work))
         return error.doc.encode() in kept
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    passed = {(f.f_globals.get("__name__"), f.f_code.co_name) for f in frames}
-    return not passed.isdisjoint(_READERS)
+    return isinstance(error, CheckpointRefused)
 
 
 def _made(batch: Batch, place: Workplace, seconds: float) -> dict[str, Any]:
