@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from normalign.paper.spec import Claim, Item, Records, Verdict
 
 __all__ = ["command", "spoken", "verdicts"]
@@ -20,9 +22,24 @@ def spoken(holds: bool | None) -> str:
     return _WORDS[holds]
 
 
-def command(item: Item, *, size: str, preset: str, seeds: int | None = None) -> str:
-    """Return the command that makes the runs of an item."""
+def command(
+    item: Item,
+    *,
+    size: str,
+    preset: str,
+    seeds: int | None = None,
+    data: Collection[str] = (),
+) -> str:
+    """Return the command that makes the runs of an item.
+
+    Parameters
+    ----------
+    data : collection of str
+        What the runs are computed on; the embedded digits are asked for by name, for
+        where MNIST is found, it is taken.
+    """
     words = ["normalign reproduce", item.name]
+    words += ["--digits digits_5000"] if "digits_5000" in data else []
     words += ["--full"] if size == "full" else []
     words += [f"--preset {preset}"] if len(item.presets()) > 1 else []
     words += [] if seeds is None else [f"--seeds {seeds}"]
@@ -54,7 +71,8 @@ def verdicts(
     kept = preset if preset in item.settings else next(iter(item.settings))
     claims = [c for c in item.claims if size in c.sizes and kept in c.presets]
     if len(records) < len(runs) or not runs:
-        remedy = command(item, size=size, preset=kept, seeds=seeds)
+        data = {record.run.data for record in records}
+        remedy = command(item, size=size, preset=kept, seeds=seeds, data=data)
         why = f"{len(records)} of {len(runs)} runs are there; {remedy} makes the others"
         return [(claim, Verdict("all", "", "", None, why)) for claim in claims]
     return [(claim, verdict) for claim in claims for verdict in claim.check(records)]

@@ -57,8 +57,9 @@ class Outcome:
     def command(self) -> str:
         """The command that makes the runs."""
         return command(
-            self.item, size=self.size, preset=self.preset, seeds=self.asked_seeds
-        )
+            self.item, size=self.size, preset=self.preset, seeds=self.asked_seeds,
+            data={run.data for run in self.runs},
+        )  # fmt: skip
 
     @property
     def missing(self) -> str:
