@@ -189,24 +189,25 @@ def read_checkpoint(
     """
     callee = "read_checkpoint"
     _require_safetensors(callee)
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
+    from safetensors.torch import load
 
     path = Path(path)
     if not path.is_file():
         rule, got = "a checkpoint file", f"{path}, which is none"
         raise FileNotFoundError(complaint(callee, "path", rule, got))
+    # Read once: opened by its name a second time, it may have been replaced by then.
+    content = path.read_bytes()
     try:
-        with safe_open(str(path), framework="pt") as file:
-            head = _head(callee, path, file.metadata())
-            # The file may stay mapped into the tensors it gives, and could then not
-            # be replaced on every system.
-            tensors = {
-                name: file.get_tensor(name).clone() for name in sorted(file.keys())
-            }
+        found = load(content)
     except SafetensorError as error:
         raise _refusal(
             callee, path, f"not a whole safetensors file: {error}"
         ) from error
+    length = int.from_bytes(content[:8], "little")
+    metadata = json.loads(content[8 : 8 + length]).get("__metadata__")
+    head = _head(callee, path, metadata)
+    tensors = {name: found[name].clone() for name in sorted(found)}
     if _checksum(tensors, head["record"]) != head.get("checksum"):
         raise _refusal(callee, path, "damaged: its checksum does not fit its content")
     return Checkpoint(
