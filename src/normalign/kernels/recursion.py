@@ -221,11 +221,16 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
     for index in range(n_iter + 1):
         at_hand = kernel
         if bandwidth_rule == "median":
-            at_hand = kernel.rescaled(
-                median_distance(
-                    points, kernel, metric=metric, weights=weights, generator=generator
-                )
+            middling = median_distance(
+                points, kernel, metric=metric, weights=weights, generator=generator
             )
+            require(
+                1e-150 < kernel.bandwidth * middling < 1e150,
+                "recursions", "x", "on a scale near the bandwidth, without rows beside "
+                "which all others are one", f"a median distance of {middling:.1g}",
+                "Drop outliers, or scale the columns.",
+            )  # fmt: skip
+            at_hand = kernel.rescaled(middling)
         system = System(points, at_hand, metric, ridges)
         with full_precision(x.device):
             wanted = index < n_iter and _slopes_pay(points, y, at_hand, agop_samples)
