@@ -69,9 +69,9 @@ ITEM = Item(
     sizes={
         "quick": Size(
             2, {"n_evaluated": 40, "n_measured": 100},
-            seconds={"cpu": 10.0},
+            seconds={"cpu": 7.0},
         ),
-        "full": Size(5, seconds={"cpu": 60.0, "cuda": 15.0}),
+        "full": Size(5, seconds={"cpu": 60.0, "cuda": 9.0}),
     },
     finding=finding,
     departures=(

@@ -95,7 +95,7 @@ ITEM = Item(
             {"n_train": 100, "n_test": 200, "hidden": [128, 128, 128],
              "batch_size": 25, "epochs": 400, "n_evaluated": 30, "n_measured": 50},
             variants=crossed(strength=[0.1, 0.2, 0.5, 1.0]),
-            seconds={"cpu": 25.0},
+            seconds={"cpu": 14.0},
         ),
         "full": Size(3, seconds={"cuda": 120.0}),
     },

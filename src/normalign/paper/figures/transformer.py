@@ -3,7 +3,7 @@
 Claim: a one-layer transformer that adds modulo p becomes centroid-aligned, and centroid
 alignment correlates with its generalisation from the training to the test set.
 
-Command: ``normalign reproduce transformer``; 2 seeds, about 35 s on two cores. Full:
+Command: ``normalign reproduce transformer``; 2 seeds, about 20 s on two cores. Full:
 ``--full``, 5 seeds, on one H200; on a CPU it takes hours.
 
 The paper's, which refers to the pipeline of Nanda et al.: p = 113, 30 % of all pairs to
@@ -85,7 +85,7 @@ ITEM = Item(
                 "learning_rate": 2e-3, "weight_decay": 2.0, "steps": 1600,
                 "n_evaluated": 60, "n_measured": 128,
             },
-            seconds={"cpu": 35.0},
+            seconds={"cpu": 20.0},
         ),
         "full": Size(5, seconds={"cuda": 85.0, "cpu": 20_000.0}),
     },

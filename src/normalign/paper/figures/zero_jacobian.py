@@ -64,9 +64,9 @@ ITEM = Item(
             {"n_train": 300, "n_test": 300, "hidden": [128, 128], "batch_size": 50,
              "attack_steps": 3, "test_steps": 5, "epochs": 80, "evaluate_every": 8,
              "n_measured": 50, "n_attacked": 200},
-            seconds={"cpu": 17.0},
+            seconds={"cpu": 11.0},
         ),
-        "full": Size(5, seconds={"cuda": 30.0}),
+        "full": Size(5, seconds={"cuda": 15.0}),
     },
     finding=finding,
     departures=(

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, TextIO
 from uuid import uuid4
 
@@ -182,7 +183,7 @@ def _spread(
         queue = deque([suspects.popleft()]) if suspects else waiting
         running: dict[str, Batch] = {}
         try:
-            for one in _parallel(queue, running, place, jobs, asked_to_stop):
+            for one in _parallel(queue, running, place, jobs, backend, asked_to_stop):
                 running.pop(one.batch.key, None)
                 yield one if one.results is None else _kept(one, place)
         except deaths(backend) as error:
@@ -202,6 +203,7 @@ def _parallel(
     running: dict[str, Batch],
     place: Workplace,
     jobs: int,
+    backend: str,
     asked_to_stop: Callable[[], bool],
 ) -> Iterator[Ended]:
     """Yield how batches of a queue end, in the order in which they do."""
@@ -212,10 +214,14 @@ def _parallel(
             running[batch.key] = batch
             yield joblib.delayed(computed)(batch, place)
 
-    parallel: Any = joblib.Parallel(
-        n_jobs=jobs, batch_size=1, pre_dispatch="n_jobs",  # pyright: ignore
-        return_as="generator_unordered",
-    )  # fmt: skip
+    settings: dict[str, Any] = {"n_jobs": jobs, "batch_size": 1}
+    if backend == "ray":  # it gives nothing back before all it was given has ended
+        given = tasks()
+        while wave := list(islice(given, jobs)):
+            yield from joblib.Parallel(**settings)(wave)  # pyright: ignore
+        return
+    settings |= {"pre_dispatch": "n_jobs", "return_as": "generator_unordered"}
+    parallel: Any = joblib.Parallel(**settings)
     yield from parallel(tasks())
 
 

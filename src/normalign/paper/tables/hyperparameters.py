@@ -3,7 +3,7 @@
 Claim      one probe each; weights 0.1 (input, perp) and 0.01 (output, nuclear) are
            best, and GrokAlign by output probes is the best of all
 Command    normalign reproduce hyperparameters --full
-Hardware   one H200, about 100 s; quick on two cores, about 35 s
+Hardware   one H200, about 100 s; quick on two cores, about 25 s
 
 The paper's: fully connected network on MNIST, weights times 2 at the start, weight
 decay 1e-4, strategies, numbers of probes, weights, normal probes, R without the offset

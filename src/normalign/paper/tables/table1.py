@@ -38,7 +38,7 @@ ITEM = Item(
     sizes={
         "quick": Size(
             seeds=2,
-            seconds={"cpu": 150.0},
+            seconds={"cpu": 195.0},
             variants=[
                 {**one, "resized": QUICK[one["task"]]}
                 for one in crossed(task=TASK_TITLES, method=METHODS)
