@@ -1,20 +1,12 @@
 """The report on tables and figures in a real browser, with results made by formula."""
 
-import shutil
-
 import pytest
 
 from normalign.paper.reporting.report import write_report
+from tests.browser.conftest import VIEWS, visited
 from tests.paper.fakes import fake_items, store_of
 
 pytestmark = pytest.mark.browser
-
-CHROMIUM = shutil.which("chromium")
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--no-first-run",
-]  # fmt: skip
-VIEWS = [("light", 390), ("light", 1400), ("dark", 390), ("dark", 1400)]
 
 
 @pytest.fixture(scope="module")
@@ -27,33 +19,6 @@ def report(tmp_path_factory):
         out, items=items, size="quick", preset="released", digits="digits_5000",
         store=store, command="normalign reproduce",
     )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed")
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="the browser extra is not installed"
-    )
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield opened
-        opened.close()
-
-
-def visited(browser, report, scheme, width, **more):
-    context = browser.new_context(
-        color_scheme=scheme, viewport={"width": width, "height": 900}, **more
-    )
-    opened = context.new_page()
-    opened.complaints, opened.requests = [], []
-    opened.on("console", lambda m: opened.complaints.append(f"{m.type}: {m.text}"))
-    opened.on("pageerror", lambda error: opened.complaints.append(str(error)))
-    opened.on("request", lambda r: opened.requests.append(r.url))
-    opened.goto(report.as_uri())
-    opened.scheme, opened.width = scheme, width
-    return opened
 
 
 @pytest.fixture(params=VIEWS, ids=lambda view: f"{view[0]}-{view[1]}")

@@ -1,19 +1,12 @@
 """The tour's report in a real browser: nothing missing, nothing sticking out."""
 
-import shutil
-
 import pytest
 
 from normalign.paper import run_tour
 from normalign.paper.tour.runs import TourSettings
+from tests.browser.conftest import VIEWS, visited
 
 pytestmark = pytest.mark.browser
-
-CHROMIUM = shutil.which("chromium")
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--no-first-run",
-]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -26,34 +19,11 @@ def report(tmp_path_factory):
     return run_tour(out, settings=small, progress=False).report
 
 
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed")
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="the browser extra is not installed"
-    )
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(params=[("light", 390), ("light", 1400), ("dark", 390), ("dark", 1400)])
+@pytest.fixture(params=VIEWS)
 def page(request, browser, report):
-    scheme, width = request.param
-    context = browser.new_context(
-        color_scheme=scheme, viewport={"width": width, "height": 900}
-    )
-    opened = context.new_page()
-    opened.complaints, opened.requests = [], []
-    opened.on("console", lambda m: opened.complaints.append(f"{m.type}: {m.text}"))
-    opened.on("pageerror", lambda error: opened.complaints.append(str(error)))
-    opened.on("request", lambda r: opened.requests.append(r.url))
-    opened.goto(report.as_uri())
-    opened.scheme, opened.width = scheme, width
+    opened = visited(browser, report, *request.param)
     yield opened
-    context.close()
+    opened.context.close()
 
 
 def test_nothing_is_complained_about_and_nothing_else_is_loaded(page, report):

@@ -15,7 +15,7 @@ from normalign.nn import mlp
 from normalign.paper.context import Context
 from normalign.paper.experiments.digits import digits
 from normalign.paper.experiments.timetable import kept_history, log_spaced
-from normalign.paper.experiments.together import trained_together
+from normalign.paper.experiments.together import alike, trained_together
 from normalign.paper.spec import Run
 from normalign.regularizers import PenaltyForm
 from normalign.training import Ensemble, Member, rules, stacked_geometry
@@ -39,12 +39,7 @@ def batches(runs: Sequence[Run], device: torch.device) -> list[list[Run]]:
     Those are the runs of one strategy and number of probes: all weights and seeds.
     """
     apart = VARIANT if device.type == "cuda" else ("weight",)
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        common = {n: v for n, v in run.settings.items() if n not in apart}
-        others = {**run.to_dict(), "settings": common, "seed": None}
-        groups.setdefault(repr(sorted(others.items())), []).append(run)
-    return list(groups.values())
+    return alike(runs, but_for=apart)
 
 
 def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from normalign.data.dataset import Dataset
 from normalign.nn import GaussianKernelLogistic
 from normalign.paper.context import Context
 from normalign.paper.experiments.timetable import kept_history, log_spaced
-from normalign.paper.experiments.together import trained_together
+from normalign.paper.experiments.together import alike, trained_together
 from normalign.paper.spec import Run
 from normalign.training import Ensemble, Member, rules, stacked_geometry
 
@@ -87,11 +87,7 @@ class CoupledDecay(nn.Module):
 
 def batches(runs: Sequence[Run], device: torch.device) -> list[list[Run]]:
     """Return all seeds of one number of classes together: the outputs are as many."""
-    groups: dict[Any, list[Run]] = {}
-    for run in runs:
-        others = {n: v for n, v in run.to_dict().items() if n != "seed"}
-        groups.setdefault(repr(others), []).append(run)
-    return list(groups.values())
+    return alike(runs)
 
 
 def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:

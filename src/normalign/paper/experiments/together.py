@@ -1,13 +1,35 @@
-"""Ensembles of one batch, trained together: kept, resumed, and heard on the way."""
+"""Which runs are one batch, and its ensembles trained: kept, resumed, and heard."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from normalign.paper.context import Context
+from normalign.paper.spec import Run
 from normalign.training import Ensemble, Trained, train_together
 
-__all__ = ["trained_together"]
+__all__ = ["alike", "trained_together"]
+
+
+def alike(
+    runs: Sequence[Run], *, but_for: Collection[str] = (), any_seed: bool = True
+) -> list[list[Run]]:
+    """Return the runs in groups that agree in everything but some settings.
+
+    Parameters
+    ----------
+    but_for : collection of str
+        The settings in which the runs of a group may differ.
+    any_seed : bool
+        Whether they may differ in their seeds.
+    """
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        common = {n: v for n, v in run.settings.items() if n not in but_for}
+        seed = None if any_seed else run.seed
+        others = {**run.to_dict(), "settings": common, "seed": seed}
+        groups.setdefault(repr(sorted(others.items())), []).append(run)
+    return list(groups.values())
 
 
 def trained_together(

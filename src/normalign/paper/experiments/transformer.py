@@ -14,7 +14,7 @@ from normalign.data.dataset import Dataset
 from normalign.nn import Transformer
 from normalign.paper.context import Context
 from normalign.paper.experiments.timetable import kept_history, log_spaced
-from normalign.paper.experiments.together import trained_together
+from normalign.paper.experiments.together import alike, trained_together
 from normalign.paper.spec import Run
 from normalign.training import Ensemble, Member, rules
 from normalign.training.centroids import stacked_centroid_alignment
@@ -43,13 +43,7 @@ def exact_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 
 def batches(runs: Sequence[Run], device: torch.device) -> list[list[Run]]:
     """Return all seeds together on CUDA, each one alone on a CPU: it fills a core."""
-    if device.type != "cuda":
-        return [[run] for run in runs]
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        others = {n: v for n, v in run.to_dict().items() if n != "seed"}
-        groups.setdefault(repr(others), []).append(run)
-    return list(groups.values())
+    return alike(runs, any_seed=device.type == "cuda")
 
 
 def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from normalign.nn import mlp
 from normalign.paper.context import Context
 from normalign.paper.experiments.digits import digits
 from normalign.paper.experiments.timetable import kept_history
-from normalign.paper.experiments.together import trained_together
+from normalign.paper.experiments.together import alike, trained_together
 from normalign.paper.spec import Run
 from normalign.regularizers import PenaltyForm
 from normalign.training import Ensemble, Member, rules, stacked_geometry
@@ -33,13 +33,8 @@ def batches(runs: Sequence[Run], device: torch.device) -> list[list[Run]]:
 
     On a CPU two processes of one thread each are faster than one process of two.
     """
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        common = {n: v for n, v in run.settings.items() if n != "gamma"}
-        seed = None if device.type == "cuda" else run.seed
-        others = {**run.to_dict(), "settings": common, "seed": seed}
-        groups.setdefault(repr(sorted(others.items())), []).append(run)
-    return list(groups.values())
+    on_cuda = device.type == "cuda"
+    return alike(runs, but_for=("gamma",), any_seed=on_cuda)
 
 
 def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
