@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 _FOLDERS = (
     "data", "estimators", "geometry", "kernels", "nn", "optim", "paper", "plots",
-    "regularizers", "theory", "training",
+    "regularizers", "robustness", "theory", "training",
 )  # fmt: skip
 
 # Public name -> the folder that holds it.
@@ -91,6 +91,7 @@ __all__ = [
     "plots",
     "power_diagram",
     "regularizers",
+    "robustness",
     "theory",
     "training",
     "tune_weight",
@@ -136,6 +137,9 @@ if TYPE_CHECKING:  # what type checkers and editors see; keep in step with _HOME
     )
     from normalign import (
         regularizers as regularizers,
+    )
+    from normalign import (
+        robustness as robustness,
     )
     from normalign import (
         theory as theory,

@@ -15,6 +15,7 @@ from normalign.kernels import (
     recursions,
 )
 from normalign.kernels.agop import centred_agop
+from normalign.kernels.functions import seeded
 from tests.kernels import transcription
 from tests.kernels.cases import DOUBLE, KERNELS, METRICS, metric, points
 
@@ -247,3 +248,32 @@ def test_the_global_generator_is_left_alone():
     before = torch.get_rng_state()
     fitted(points(30, 2), points(30, 1), agop_samples=10, bandwidth_rule="median")
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_resampled_update_counts_rows_as_often_as_they_are_drawn():
+    x, y = points(30, 4), points(30, 2, seed=1)
+    settings = {"kernel": Laplace(2.0), "ridge": 0.1, "metric": torch.eye(4).double()}
+    first, second = recursions(
+        x, y, n_iter=1, resampled=True, generator=seeded(3), **settings
+    )
+    drawn = torch.randint(30, (30,), generator=seeded(3))
+    expected = sum(
+        jacobian.T @ jacobian for jacobian in first.machine.jacobian(x)[drawn]
+    )
+    expected *= 4 / expected.trace()
+    torch.testing.assert_close(second.machine.metric, expected)
+
+
+def test_a_resampled_update_draws_no_more_rows_than_are_wanted(monkeypatch):
+    x, y = points(50, 3), points(50, 1, seed=1)
+    counted = []
+
+    def watched(rows, *more, weights, **settings):
+        counted.append(float(weights.sum()))
+        return centred_agop(rows, *more, weights=weights, **settings)
+
+    monkeypatch.setattr("normalign.kernels.recursion.centred_agop", watched)
+    settings = {"kernel": Laplace(2.0), "ridge": 0.1, "metric": torch.eye(3).double()}
+    list(recursions(x, y, n_iter=2, resampled=True, agop_samples=20, **settings))
+    list(recursions(x, y, n_iter=1, resampled=True, agop_samples=900, **settings))
+    assert counted == [20, 20, 50]

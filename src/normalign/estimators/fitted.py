@@ -15,6 +15,7 @@ from normalign.estimators.arrays import Origin, checked_features
 from normalign.estimators.blended import assembled
 from normalign.estimators.placement import DTYPES, Frame, power_of_two
 from normalign.kernels import KERNELS, Kernel, Machine
+from normalign.kernels.pull_back import Cotangent, jacobian_pull_back
 
 __all__ = ["FittedMachine", "kernel_named"]
 
@@ -74,6 +75,45 @@ class FittedMachine(BaseEstimator):
         machine, scale = self._model()
         jacobian = machine.jacobian(x).cpu().double().numpy()
         return finish(jacobian * (scale / self.unit_))
+
+    def pull_back(self, X: Tensor, cotangent: Cotangent) -> tuple[Tensor, Tensor]:
+        r"""Outputs and :math:`J_x^\top v(f(x))` at every row: what an attack asks for.
+
+        Parameters
+        ----------
+        X : Tensor of shape (n, d)
+            In the caller's units, numbers only; on any device.
+        cotangent : callable
+            From the outputs of some rows, and a slice that says which rows, to the
+            gradient of a loss in these outputs; float64, where the machine computes.
+
+        Returns
+        -------
+        tuple of Tensor of shape (n, k) and (n, d)
+            Float64, on the device of X. Two outputs for two classes.
+        """
+        check_is_fitted(self)
+        machine, scale = self._model()
+        whole = isinstance(machine, Machine)
+        dtype = machine.coef.dtype if whole else machine.dtype
+        place = self._device_here()
+        location = torch.as_tensor(self.location_, device=place)
+        intercept = torch.as_tensor(self.intercept_, device=place)
+        inside = (X.detach().to(place, torch.float64) - location) / self.unit_
+
+        def outer(found: Tensor, rows: slice) -> Tensor:
+            given = cotangent(found.double() * scale + intercept, rows)
+            return given.to(dtype)
+
+        if whole:
+            outputs, gradient = machine.pull_back(inside.to(dtype), outer)
+        else:
+            outputs, gradient = jacobian_pull_back(
+                inside.to(dtype), outer, outputs=machine, jacobian=machine.jacobian
+            )
+        outputs = outputs.double() * scale + intercept
+        gradient = gradient.double() * (scale / self.unit_)
+        return outputs.to(X.device), gradient.to(X.device)
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without tensors: they are rebuilt from the arrays."""

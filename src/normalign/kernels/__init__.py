@@ -13,12 +13,14 @@ from normalign.kernels.functions import (
 from normalign.kernels.gradients import expansion, expansion_jacobian
 from normalign.kernels.memory import estimate_memory
 from normalign.kernels.metric import initial_metric, metric_root, normalised
+from normalign.kernels.pull_back import Columns, pull_back
 from normalign.kernels.recursion import Iteration, Machine, recursions
 from normalign.kernels.ridges import ridge_path
 from normalign.kernels.solve import Solved, Solver, System
 
 __all__ = [
     "KERNELS",
+    "Columns",
     "Gaussian",
     "Iteration",
     "Kernel",
@@ -37,6 +39,7 @@ __all__ = [
     "median_distance",
     "metric_root",
     "normalised",
+    "pull_back",
     "recursions",
     "ridge_path",
 ]

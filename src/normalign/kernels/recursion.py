@@ -18,6 +18,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -37,6 +38,7 @@ from normalign.kernels.gradients import expansion, expansion_jacobian
 from normalign.kernels.memory import available_bytes
 from normalign.kernels.metric import metric_diagonal
 from normalign.kernels.precision import full_precision
+from normalign.kernels.pull_back import Columns, Cotangent, pull_back
 from normalign.kernels.solve import (
     DirectSolution,
     Solution,
@@ -91,6 +93,28 @@ class Machine:
             return expansion_jacobian(
                 x, self.centers, self.coef, self.kernel, metric=self.metric
             )
+
+    def pull_back(self, x: Tensor, cotangent: Cotangent) -> tuple[Tensor, Tensor]:
+        r"""Outputs and :math:`J_x^\top v(f(x))` at every row, without Jacobians.
+
+        Parameters
+        ----------
+        cotangent : callable
+            From the outputs of some rows, and a slice that says which rows, to the
+            gradient of a loss in these outputs.
+        """
+        x = x.to(self.coef.dtype)
+        with full_precision(x.device):
+            outputs, gradient = pull_back(
+                x,
+                self._columns,
+                lambda found, rows: cotangent(found + self.intercept, rows),
+            )
+        return outputs + self.intercept, gradient
+
+    @cached_property
+    def _columns(self) -> Columns:
+        return Columns.of(self.centers, self.coef, self.kernel, metric=self.metric)
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -154,6 +178,7 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
     bandwidth_rule: Literal["fixed", "median"] = "fixed",
     solver: Solver | None = None,
     agop_samples: int = AGOP_SAMPLES,
+    resampled: bool = False,
     generator: torch.Generator | None = None,
 ) -> Iterator[Iteration]:
     """Yield the machines of Algorithm 1, from the initial metric on.
@@ -182,8 +207,11 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
     agop_samples : int
         Above that many rows, gradients are averaged over a random sample of them,
         drawn without replacement for each update.
+    resampled : bool, default=False
+        Draw as many rows with replacement instead, all of them or `agop_samples`, as
+        the code of the paper's experiments on tables does.
     generator : torch.Generator, optional
-        For the two samples, on the CPU; by default the same draws every time.
+        For the samples, on the CPU; by default the same draws every time.
 
     Yields
     ------
@@ -234,6 +262,7 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
         system = System(points, at_hand, metric, ridges)
         with full_precision(x.device):
             wanted = index < n_iter and _slopes_pay(points, y, at_hand, agop_samples)
+            wanted = wanted and not resampled
             solution = solve(system, targets, solver, spare=spare, slopes=wanted)
         if solution.coef.dtype != x.dtype:
             # float32 did not do: from here on everything is float64
@@ -252,8 +281,9 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
             spare = solution.triangle  # its memory serves the next iteration
         if index < n_iter:
             with full_precision(x.device):
+                chosen = _sampled(len(x), agop_samples, resampled, generator)
                 metric = _updated(
-                    machine, system, weights, agop_samples, generator, solver,
+                    machine, system, weights, chosen, solver,
                     slopes=getattr(solution, "slopes", None),
                 )  # fmt: skip
 
@@ -264,23 +294,35 @@ def _slopes_pay(points: Tensor, y: Tensor, kernel: Kernel, agop_samples: int) ->
     return n <= agop_samples and cheaper_form(n, n, k, d, kernel) == "gradients"
 
 
+def _sampled(
+    n: int, most: int, resampled: bool, generator: torch.Generator
+) -> tuple[Tensor, Tensor] | None:
+    """Rows at which gradients are taken and how often each; ``None`` for all, once."""
+    if resampled:
+        drawn = torch.randint(n, (min(n, most),), generator=generator)
+        return drawn.unique(return_counts=True)
+    if n <= most:
+        return None
+    chosen = torch.randperm(n, generator=generator)[:most]
+    return chosen, torch.ones_like(chosen)
+
+
 def _updated(
     machine: Machine,
     system: System,
     weights: Tensor | None,
-    agop_samples: int,
-    generator: torch.Generator,
+    chosen: tuple[Tensor, Tensor] | None,
     solver: Solver,
     *,
     slopes: Tensor | None = None,
 ) -> Tensor:
     """The next metric; the present one where all gradients vanish."""
     rows, (left, right), share = system.points, system.sides, weights
-    if len(rows) > agop_samples:
-        chosen = torch.randperm(len(rows), generator=generator)[:agop_samples]
-        chosen = chosen.to(rows.device)
-        rows, left = rows[chosen], left[chosen]
-        share = None if weights is None else weights[chosen]
+    if chosen is not None:
+        places, counts = (part.to(rows.device) for part in chosen)
+        rows, left = rows[places], left[places]
+        share = counts.to(rows.dtype)
+        share = share if weights is None else share * weights[places]
     (n, d), (m, k) = rows.shape, machine.coef.shape
     form = cheaper_form(n, m, k, d, machine.kernel)
     if form == "pairs" and n * m > _SMALL_SQUARE:

@@ -1,0 +1,184 @@
+r"""Outputs of a kernel expansion and one gradient at each row, from the same distances.
+
+.. math:: f(x) = \sum_j a_j \, \phi_M(x, x_j), \qquad
+          J_x^\top v = \sum_j w_j \, (a_j \cdot v) \, M (x_j - x) / \ell^2
+
+What an attack asks for at every step. No Jacobian is made: a pair of points costs
+:math:`4 (d + k)` operations instead of :math:`2 k d`, and one distance serves the
+value and the slope. The cotangent :math:`v` is the gradient of a loss in the outputs,
+known only once all of a row's outputs are; its slopes wait in a buffer until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normalign.kernels.functions import Kernel, Radial, middle
+from normalign.kernels.gradients import (
+    expansion,
+    expansion_jacobian,
+    pulled_back,
+)
+from normalign.kernels.tiles import spans, tile_shape
+
+__all__ = ["Columns", "Cotangent", "jacobian_pull_back", "pull_back"]
+
+# From the outputs of some rows, (r, k), and which rows they are, to (r, k).
+Cotangent = Callable[[Tensor, slice], Tensor]
+
+# Bytes of slopes that wait.
+_CPU_WAITING, _DEVICE_WAITING = 1 << 25, 1 << 31
+
+
+@dataclass(frozen=True)
+class Columns:
+    """An expansion's centers, prepared once for many calls.
+
+    Parameters
+    ----------
+    centers : Tensor of shape (m, d)
+    coef : Tensor of shape (m, k)
+    kernel : Kernel
+    metric : Tensor of shape (d, d) or (d,), optional
+    shift : Tensor of shape (d,)
+        The origin in which distances are taken.
+    right : Tensor
+        The kernel's columns.
+    moments : Tensor of shape (m, d + 1)
+        Rows ``(x_j, 1)``, from that origin.
+    """
+
+    centers: Tensor
+    coef: Tensor
+    kernel: Kernel
+    metric: Tensor | None
+    shift: Tensor
+    right: Tensor
+    moments: Tensor
+
+    @classmethod
+    def of(
+        cls, centers: Tensor, coef: Tensor, kernel: Kernel, *, metric: Tensor | None
+    ) -> Columns:
+        """Prepare an expansion."""
+        shift = middle(centers)
+        placed = centers - shift
+        _, right = kernel.sides(placed, metric)
+        moments = torch.cat([placed, placed.new_ones(len(placed), 1)], 1)
+        return cls(centers, coef, kernel, metric, shift, right, moments)
+
+
+def pull_back(
+    x: Tensor, columns: Columns, cotangent: Cotangent
+) -> tuple[Tensor, Tensor]:
+    r"""Return the outputs and :math:`J_x^\top v(f(x))` at every row.
+
+    At a center that center's own kernel contributes nothing to the gradient, as in
+    :func:`~normalign.kernels.expansion_jacobian`.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, d)
+    columns : Columns
+    cotangent : callable
+        From outputs of some rows and a slice, which says which rows, to the gradient
+        of a loss in these outputs.
+
+    Returns
+    -------
+    tuple of Tensor of shape (n, k) and (n, d)
+
+    Examples
+    --------
+    >>> from normalign.kernels import Gaussian
+    >>> one, kernel = torch.ones(1, 1), Gaussian(bandwidth=1.0)
+    >>> columns = Columns.of(torch.zeros(1, 1), one, kernel, metric=None)
+    >>> pull_back(one, columns, lambda outputs, rows: 2 * torch.ones_like(outputs))
+    (tensor([[0.6065]]), tensor([[-1.2131]]))
+    """
+    kernel = columns.kernel
+    if not isinstance(kernel, Radial):
+        return jacobian_pull_back(
+            x,
+            cotangent,
+            outputs=lambda rows: expansion(
+                rows, columns.centers, columns.coef, kernel,
+                metric=columns.metric,
+            ),
+            jacobian=lambda rows: expansion_jacobian(
+                rows, columns.centers, columns.coef, kernel,
+                metric=columns.metric,
+            ),
+        )  # fmt: skip
+    placed = x - columns.shift
+    left, _ = kernel.sides(placed, columns.metric)
+    (n, d), (m, k) = x.shape, columns.coef.shape
+    height = _height(x, m)
+    waiting = x.new_empty(min(height, n) * m)
+    values = x.new_empty(min(height, n) * min(tile_shape(x.device)[1], m))
+    outputs, gradient = x.new_empty(n, k), x.new_empty(n, d)
+    for rows in spans(n, height):
+        slopes = waiting[: (rows.stop - rows.start) * m].view(-1, m)
+        outputs[rows] = _values_and_slopes(left[rows], columns, kernel, values, slopes)
+        direction = cotangent(outputs[rows], rows)
+        sums = _weighted(slopes, columns, direction, values)
+        gradient[rows] = torch.addcmul(sums[:, :d], sums[:, d:], placed[rows], value=-1)
+    return outputs, pulled_back(gradient, kernel, columns.metric)
+
+
+def _height(x: Tensor, m: int) -> int:
+    """Rows whose slopes wait at a time."""
+    cpu = x.device.type == "cpu"
+    room = (_CPU_WAITING if cpu else _DEVICE_WAITING) // (x.dtype.itemsize * max(m, 1))
+    return max(min(room, tile_shape(x.device)[0]), 1)
+
+
+def _values_and_slopes(
+    left: Tensor, columns: Columns, kernel: Radial, buffer: Tensor, slopes: Tensor
+) -> Tensor:
+    """Fill the slopes of some rows to all centers; their outputs."""
+    coef = columns.coef
+    total = left.new_zeros(len(left), coef.shape[1])
+    for part in spans(len(coef), tile_shape(left.device)[1]):
+        tile = buffer[: len(left) * (part.stop - part.start)].view(len(left), -1)
+        kernel.values_and_slopes_(left, columns.right[part], tile, slopes[:, part])
+        total.addmm_(tile, coef[part])
+    return total
+
+
+def _weighted(
+    slopes: Tensor, columns: Columns, direction: Tensor, buffer: Tensor
+) -> Tensor:
+    """``sum_j w_j (a_j . v) (x_j, 1)`` for each row; overwrites the slopes."""
+    moments, coef = columns.moments, columns.coef
+    total = slopes.new_zeros(len(slopes), moments.shape[1])
+    for part in spans(len(coef), tile_shape(slopes.device)[1]):
+        tile = buffer[: len(slopes) * (part.stop - part.start)].view(len(slopes), -1)
+        torch.mm(direction, coef[part].T, out=tile).mul_(slopes[:, part])
+        total.addmm_(tile, moments[part])
+    return total
+
+
+def jacobian_pull_back(
+    x: Tensor,
+    cotangent: Cotangent,
+    *,
+    outputs: Callable[[Tensor], Tensor],
+    jacobian: Callable[[Tensor], Tensor],
+    rows_at_once: int = 256,
+) -> tuple[Tensor, Tensor]:
+    """The same of anything that has outputs and Jacobians, a few rows at a time."""
+    found = []
+    for rows in spans(len(x), rows_at_once):
+        values = outputs(x[rows])
+        direction = cotangent(values, rows)
+        slope = torch.einsum("nkd,nk->nd", jacobian(x[rows]), direction)
+        found.append((values, slope))
+    if not found:
+        return outputs(x), torch.zeros_like(x)
+    values, slopes = zip(*found, strict=True)
+    return torch.cat(values), torch.cat(slopes)
