@@ -235,7 +235,9 @@ def test_data_where_without_a_name_shows_the_search_path(capsys, tmp_path, monke
 @pytest.mark.parametrize("action", ["where", "fetch"])
 def test_an_unknown_source_exits_2(capsys, action):
     assert main(["data", action, "minst"]) == 2
-    assert "name must be one of mnist, cifar10, got 'minst'" in one_line(capsys)
+    assert "name must be one of mnist, cifar10, uci, tabarena, got 'minst'" in one_line(
+        capsys
+    )
 
 
 def test_data_fetch_without_a_network_exits_1(capsys, monkeypatch):

@@ -266,7 +266,9 @@ def test_bad_arguments_get_a_house_error(tmp_path, arguments, match):
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"one of mnist, cifar10, got 'minst'"):
+    with pytest.raises(
+        ValueError, match=r"one of mnist, cifar10, uci, tabarena, got 'minst'"
+    ):
         source_named("minst")
 
 

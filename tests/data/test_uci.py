@@ -2,7 +2,7 @@ import pytest
 import torch
 from handmade import uci_indices, uci_members, uci_rows, write_tar
 
-from normalign.data import load_uci, read_uci, uci_names, uci_tables
+from normalign.data import UCICollection, load_uci, read_uci, uci_names, uci_tables
 
 
 def archive(tmp_path, *members, **special):
@@ -61,6 +61,39 @@ def test_many_tables_come_in_the_order_asked_for(folder):
     assert [table.name for table in asked] == ["toy", "abc", "toy"]
 
 
+def test_a_collection_gives_any_table_from_one_pass(folder, monkeypatch):
+    collection = UCICollection.found(folder)
+    assert collection.names == ("abc", "toy")
+    assert repr(collection) == "UCICollection(data.tar.gz: 2 tables)"
+    collection.path.unlink()
+    for name in ("toy", "abc", "toy"):
+        assert collection.table(name).name == name
+    assert [table.name for table in collection] == ["abc", "toy"]
+
+
+def test_a_table_of_a_collection_is_made_anew_each_time(folder):
+    collection = UCICollection.found(folder)
+    collection.table("toy").x.zero_()
+    assert collection.table("toy").x.sum() > 0
+
+
+def test_a_collection_of_one_table_knows_all_names_but_keeps_one(folder):
+    collection = UCICollection(folder / "uci/data.tar.gz", only=["toy"])
+    assert collection.names == ("abc", "toy")
+    assert len(collection.table("toy").x) == 8
+    with pytest.raises(ValueError, match="name must be a table of `only`, got 'abc'"):
+        collection.table("abc")
+    with pytest.raises(ValueError, match=r"^UCICollection\.table: .*one of the 2 tabl"):
+        collection.table("irsi")
+
+
+def test_a_collection_that_is_nowhere_says_where_it_looked(tmp_path, monkeypatch):
+    monkeypatch.delenv("NORMALIGN_DATA", raising=False)
+    monkeypatch.setenv("NORMALIGN_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(FileNotFoundError, match=r"^UCICollection\.found: data_dir"):
+        UCICollection.found(tmp_path)
+
+
 @pytest.mark.parametrize("prefix", ["", "./", "data/"])
 def test_tables_may_lie_below_a_folder_and_among_other_files(tmp_path, prefix):
     members = uci_members(folder=prefix)
@@ -113,7 +146,7 @@ def test_links_are_not_followed(tmp_path):
 
 
 def test_an_oversized_member_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("normalign.data.uci._MEMBER_LIMIT", 100)
+    monkeypatch.setattr("normalign.data.uci_collection._MEMBER_LIMIT", 100)
     path = archive(tmp_path, uci_members(n=400))
     with pytest.raises(ValueError, match="members of at most 100 bytes"):
         list(read_uci(path))

@@ -24,6 +24,7 @@ from normalign.data.sources import RemoteFile, Source
 
 __all__ = [
     "cache_dir",
+    "download",
     "fetch",
     "is_exact",
     "locate",
@@ -33,6 +34,7 @@ __all__ = [
 
 _SLOWEST = 10_000  # bytes per second, on average: a slower mirror is given up
 _CHUNK = 1 << 16
+_LARGEST = 1 << 31  # bytes taken of a file whose size was never published
 
 
 def cache_dir() -> Path:
@@ -72,7 +74,8 @@ def locate(
         Looked in before ``$NORMALIGN_DATA`` and the cache.
     """
     for folder in search_path(data_dir):
-        if all((folder / file.path).is_file() for file in source.files):
+        paths = [folder / file.path for file in source.files]
+        if paths and all(path.is_file() for path in paths):
             return folder
     return None
 
@@ -226,13 +229,29 @@ def fetch(
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         urls = [f"{base.rstrip('/')}/{file.name}" for base in bases]
-        _download(file, urls * attempts, target, timeout=timeout, progress=progress)
+        download(file, urls * attempts, target, timeout=timeout, progress=progress)
     return folder
 
 
-def _download(
-    file: RemoteFile, urls: list[str], target: Path, *, timeout: float, progress: bool
+def download(
+    file: RemoteFile,
+    urls: Sequence[str],
+    target: Path,
+    *,
+    timeout: float = 30.0,
+    progress: bool = False,
 ) -> None:
+    """Download one file from the first URL that sends the published bytes.
+
+    A size or a checksum that was never published is not asked for.
+
+    Raises
+    ------
+    ConnectionError
+        If no URL sent it; says what each one did.
+    ModuleNotFoundError
+        If the ``download`` extra is not installed.
+    """
     try:
         import pooch
         import requests
@@ -267,7 +286,8 @@ def _download(
     raise ConnectionError(
         complaint(
             "fetch", "mirrors",
-            f"reachable and true to the published {file.name} ({file.size} bytes)",
+            f"reachable and true to the published {file.name}"
+            + (f" ({file.size} bytes)" if file.size else ""),
             "; ".join(dict.fromkeys(failures)),
             "Where there is no network, put a copy at "
             f"$NORMALIGN_DATA/{file.path}; `normalign data where` says where it looks.",
@@ -276,7 +296,7 @@ def _download(
 
 
 class _Sink:
-    """A file that takes at most `size` bytes, at no less than the slowest speed."""
+    """A file of `size` bytes (0: not known), written no slower than the slowest."""
 
     def __init__(self, file: BinaryIO, size: int, patience: float) -> None:
         self.file, self.size, self.patience = file, size, patience
@@ -286,8 +306,10 @@ class _Sink:
 
     def write(self, chunk: bytes) -> int:
         self.written += len(chunk)
-        if self.written > self.size:
-            raise ConnectionError(f"sent more than the {self.size} bytes of the file")
+        if self.written > (self.size or _LARGEST):
+            raise ConnectionError(
+                f"sent more than the {self.size or _LARGEST} bytes of the file"
+            )
         seconds = time.monotonic() - self.started
         if seconds > self.patience and self.written < _SLOWEST * seconds:
             raise TimeoutError(f"{self.written} bytes in {seconds:.0f} s is too slow")
@@ -298,7 +320,7 @@ class _Sink:
         self.file.flush()
 
     def finish(self, md5: str) -> None:
-        if self.written != self.size:
+        if self.size and self.written != self.size:
             raise ConnectionError(f"sent {self.written} of {self.size} bytes")
-        if self.md5.hexdigest() != md5:
+        if md5 and self.md5.hexdigest() != md5:
             raise ConnectionError(f"sent other bytes (md5 {self.md5.hexdigest()})")

@@ -9,8 +9,10 @@ from normalign._checks import require
 
 __all__ = [
     "CIFAR10",
+    "COLLECTIONS",
     "MNIST",
     "SOURCES",
+    "TABARENA",
     "UCI",
     "RemoteFile",
     "Source",
@@ -27,9 +29,9 @@ class RemoteFile:
     path : str
         Place below the data folder, such as ``"mnist/train-images-idx3-ubyte.gz"``.
     size : int
-        Bytes of the original file.
+        Bytes of the original file; 0 if that was never published.
     md5 : str
-        Checksum of the original file.
+        Checksum of the original file; empty if it was never published.
     content_md5 : str, default=""
         For a gzip file, the checksum of what it unpacks to: the same data compressed
         anew has another `md5` but is still exact.
@@ -138,7 +140,20 @@ UCI = Source(
     page="http://persoal.citius.usc.es/manuel.fernandez.delgado/papers/jmlr/",
 )
 
+# Every table has a checksum of its own, which OpenML states when it is asked for it.
+TABARENA = Source(
+    name="tabarena",
+    title="51 tables of TabArena v0.1, 748 to 150000 rows",
+    files=(),
+    mirrors=("https://www.openml.org/api/v1/xml",),
+    licence="as each table says",
+    citation="Erickson et al.: TabArena: a living benchmark for machine learning on "
+    "tabular data (2025)",
+    page="https://tabarena.ai",
+)
+
 SOURCES = {source.name: source for source in (MNIST, CIFAR10)}
+COLLECTIONS = {source.name: source for source in (UCI, TABARENA)}
 
 
 def source_named(name: str, *, callee: str = "source_named") -> Source:
@@ -154,5 +169,6 @@ def source_named(name: str, *, callee: str = "source_named") -> Source:
     >>> source_named("mnist").files[0].name
     'train-images-idx3-ubyte.gz'
     """
-    require(name in SOURCES, callee, "name", f"one of {', '.join(SOURCES)}", repr(name))
-    return SOURCES[name]
+    every = {**SOURCES, **COLLECTIONS}
+    require(name in every, callee, "name", f"one of {', '.join(every)}", repr(name))
+    return every[name]
