@@ -49,7 +49,7 @@ def add_to(commands: Any) -> None:
     )  # fmt: skip
     add(
         "--jobs", default="auto", metavar="N|auto",
-        help="batches at a time on a CPU (default: one for each processor)",
+        help="batches at a time (default: one for each processor, one on a GPU)",
     )  # fmt: skip
     add(
         "--backend", choices=("loky", "dask", "ray"), default="loky",

@@ -37,6 +37,11 @@ def add_options(
     add = parser.add_argument
     if names:
         add("names", nargs=names, metavar="NAME", help="as `normalign list` has them")
+        add(
+            "--only", action="append", default=[], metavar="CONDITION",
+            help="of these only the variants with NAME=VALUE[,VALUE], NAME!=VALUE or "
+            "NAME<=NUMBER, as 'rows<=10000'; may be repeated",
+        )  # fmt: skip
     if size:
         add("--full", action="store_true", help="the paper's size, not the quick one")
     add(
@@ -79,9 +84,15 @@ def checked(arguments: argparse.Namespace, callee: str) -> None:
 def chosen(arguments: argparse.Namespace) -> list[Item]:
     """Return the items that are named, or all, in the paper's order."""
     from normalign.paper import catalogue
+    from normalign.paper.narrowing import Condition, narrowed
 
     named = arguments.names or catalogue.NAMES
-    return [catalogue.item(name) for name in catalogue.NAMES if name in named]
+    conditions = [Condition.read(text) for text in arguments.only]
+    return [
+        narrowed(catalogue.item(name), conditions)
+        for name in catalogue.NAMES
+        if name in named
+    ]
 
 
 def size_of(arguments: argparse.Namespace) -> str:
@@ -109,6 +120,8 @@ def words_of(arguments: argparse.Namespace) -> list[str]:
     words += ["--full"] if getattr(arguments, "full", False) else []
     if arguments.preset != "released":
         words += ["--preset", arguments.preset]
+    for condition in getattr(arguments, "only", ()):
+        words += ["--only", condition]
     for name in ("seeds", "digits"):
         value = getattr(arguments, name, None)
         words += [] if value is None else [f"--{name}", str(value)]

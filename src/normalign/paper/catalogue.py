@@ -15,9 +15,13 @@ _HOMES = {
     "sparsity": "figures.sparsity",
     "transformer": "figures.transformer",
     "table1": "tables.table1",
+    "table2": "tables.table2",
+    "alpha_path": "figures.alpha_path",
+    "peers": "tables.peers",
     "construction": "figures.construction",
     "kernel_logistic": "figures.kernel_logistic",
     "zero_jacobian": "figures.zero_jacobian",
+    "tabarena": "tables.tabarena",
     "hyperparameters": "tables.hyperparameters",
     "ablation": "figures.ablation",
 }

@@ -56,7 +56,8 @@ class Run:
         Of that experiment; raised when the same settings give other numbers.
     size, preset : str
     data : str
-        Which data it is computed on: ``"synthetic"``, ``"mnist"`` or ``"digits_5000"``.
+        Which data it is computed on: ``"mnist"``, ``"digits_5000"``, or what
+        :class:`Size` says.
     settings : mapping
         Constants and variant together; values that JSON can hold.
     seed : int
@@ -131,12 +132,24 @@ class Size:
     seconds : mapping of device kind to float
         How long all of it takes, as measured: ``{"cpu": 60.0, "cuda": 20.0}``. Two
         cores, one H200. For estimates only.
+    data : str
+        What it is computed on where no digits are wanted: ``"synthetic"``,
+        ``"bundled"`` (scikit-learn's tables and synthetic ones), ``"uci"`` or
+        ``"tabarena"``.
+    seeds_of : callable, optional
+        How many of the seeds a variant has, where not all have all of them.
     """
 
     seeds: int
     settings: Mapping[str, Any] = field(default_factory=dict)
     variants: Sequence[Mapping[str, Any]] | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
+    data: str = "synthetic"
+    seeds_of: Callable[[Mapping[str, Any]], int] | None = None
+
+    def seeds_for(self, variant: Mapping[str, Any]) -> int:
+        """Return how many seeds a variant has."""
+        return self.seeds if self.seeds_of is None else self.seeds_of(variant)
 
 
 @dataclass(frozen=True)
@@ -203,11 +216,15 @@ class Figure:
     draw : callable
         From records to a matplotlib figure; most are ``panels.Panels``.
     caption : str
+    numbers : bool
+        Whether a report has a table of its runs' numbers under it. Not where the item's
+        own tables have them.
     """
 
     name: str
     draw: Callable[[Records], Drawing]
     caption: str
+    numbers: bool = True
 
 
 @dataclass(frozen=True)
@@ -338,9 +355,9 @@ class Item:
                 settings["constants"] = self.constants(kept, settings)
             needed = self.needs_digits
             needed = needed(settings) if callable(needed) else needed
-            data = digits if needed else "synthetic"
+            data = digits if needed else chosen.data
             runs += [
                 Run(self.experiment, self.version, size, kept, data, settings, seed)
-                for seed in range(chosen.seeds if seeds is None else seeds)
+                for seed in range(chosen.seeds_for(variant) if seeds is None else seeds)
             ]
         return runs

@@ -269,7 +269,8 @@ def test_processors_are_shared_out_and_a_gpu_is_not(monkeypatch):
     assert jobs_for(None, device="cpu") == (8, 1)
     assert jobs_for(2, device="cpu") == (2, 4)
     assert jobs_for(16, device="cpu") == (16, 1)
-    assert jobs_for(2, device="cuda") == (1, None)
+    assert jobs_for(None, device="cuda") == (1, None)
+    assert jobs_for(2, device="cuda") == (2, 4)
     monkeypatch.setattr("torch.get_num_threads", lambda: 1)  # OMP_NUM_THREADS=1
     assert jobs_for(2, device="cpu") == (2, 1)
 

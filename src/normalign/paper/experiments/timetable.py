@@ -9,7 +9,7 @@ from typing import Any
 from normalign._checks import require
 from normalign.training import History
 
-__all__ = ["kept_history", "log_spaced", "rounded"]
+__all__ = ["all_rounded", "kept_history", "log_spaced", "rounded"]
 
 # Of what is stored: more than a figure shows, less than rounding disturbs.
 DIGITS = 6
@@ -41,6 +41,21 @@ def rounded(value: float) -> float:
     (0.666667, inf)
     """
     return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else value
+
+
+def all_rounded(value: Any) -> Any:
+    """Return a result whose every real number has six significant digits.
+
+    Examples
+    --------
+    >>> all_rounded({"n": 3, "shares": [2 / 3, None]})
+    {'n': 3, 'shares': [0.666667, None]}
+    """
+    if isinstance(value, dict):
+        return {name: all_rounded(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [all_rounded(part) for part in value]
+    return rounded(value) if isinstance(value, float) else value
 
 
 def kept_history(history: History, names: Sequence[str]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from normalign.paper.reporting.escapes import markdown, one_line
 from normalign.paper.reporting.outcomes import Outcome
+from normalign.paper.reporting.sources import data_words
 from normalign.paper.spec import Run
 
 __all__ = ["difference_list", "differences", "origin", "spoken"]
@@ -31,7 +32,12 @@ def differences(outcome: Outcome) -> list[str]:
         return lines
     full = item.runs(size="full", preset=outcome.preset, digits="mnist", seeds=1)
     if outcome.size != "full":
-        lines += _changed(ours, full)
+        places = {run.data for run in full} if not item.needs_digits else set()
+        elsewhere = bool(places) and places.isdisjoint(run.data for run in ours)
+        if elsewhere:
+            lines.append(f"{outcome.data} in place of {data_words(places)}")
+        # On other data a variant is another one; that is said already.
+        lines += _changed(ours, full, but_for=_varied(full) if elsewhere else ())
     if len(ours) != len(full):
         lines.append(f"{len(ours)} variants instead of {len(full)}")
     wanted, taken = item.sizes["full"].seeds, len({run.seed for run in outcome.runs})
@@ -104,14 +110,26 @@ def _distinct(words: Iterable[Any]) -> str:
     return "; ".join(dict.fromkeys(str(word) for word in words if word))
 
 
-def _changed(ours: Sequence[Run], full: Sequence[Run]) -> list[str]:
+def _varied(runs: Sequence[Run]) -> set[str]:
+    """Return the settings in which runs differ from each other."""
+    values: dict[str, set[str]] = {}
+    for run in runs:
+        for name, value in run.settings.items():
+            values.setdefault(name, set()).add(_written(value))
+    return {name for name, some in values.items() if len(some) > 1}
+
+
+def _changed(
+    ours: Sequence[Run], full: Sequence[Run], *, but_for: Collection[str]
+) -> list[str]:
     """Return which settings differ, and in which variants if not in all."""
     pairs = [(one, twin) for one in ours if (twin := _twin(one, full)) is not None]
     where: dict[tuple[str, str], list[Run]] = {}
     for one, twin in pairs:
         mine, theirs = _leaves(one.settings), _leaves(twin.settings)
         for name in mine:
-            if name in theirs and mine[name] != theirs[name]:
+            known = name in theirs and name not in but_for
+            if known and mine[name] != theirs[name]:
                 line = (
                     f"{name.rpartition('.')[2]} {mine[name]} instead of {theirs[name]}"
                 )

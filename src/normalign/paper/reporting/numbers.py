@@ -21,10 +21,11 @@ def run_numbers(
 
     It has a row for each variant, and a column for each number or list of numbers that
     all results have: the median over the list and the seeds, the least and the
-    greatest. ``None`` for a figure of :class:`~normalign.paper.reporting.panels.Panels`
-    and where the results have no such numbers.
+    greatest. ``None`` for a figure of
+    :class:`~normalign.paper.reporting.panels.Panels`, for one that wants none, and
+    where the results have no such numbers.
     """
-    if isinstance(figure.draw, Panels) or not records:
+    if isinstance(figure.draw, Panels) or not figure.numbers or not records:
         return None
     names = [
         name

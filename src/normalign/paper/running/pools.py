@@ -25,23 +25,24 @@ BACKENDS = ("loky", "dask", "ray")
 def jobs_for(asked: int | None, *, device: str) -> tuple[int, int | None]:
     """Return how many batches to compute at a time, and the threads of each.
 
-    A GPU computes one batch after the other. Processors are shared out: networks as
-    small as the paper's gain more from a process each than from threads. The threads
+    A GPU computes one batch after the other unless more are asked for, which pays where
+    batches are many and small. Processors are shared out: networks as small as the
+    paper's gain more from a process each than from threads. The threads
     do not depend on how much there is to do, so that neither do the last digits; they
     are no more than torch takes by itself, for which see ``OMP_NUM_THREADS``.
 
     Parameters
     ----------
     asked : int, optional
-        By default as many as there are processors.
+        By default one on a GPU, else as many as there are processors.
     device : {"cpu", "cuda"}
 
     Examples
     --------
-    >>> jobs_for(4, device="cuda")
+    >>> jobs_for(None, device="cuda")
     (1, None)
     """
-    if device == "cuda":
+    if device == "cuda" and asked in (None, 1):
         return 1, None
     cores = joblib.cpu_count()
     jobs = cores if asked is None else asked

@@ -68,8 +68,8 @@ def carried_out(
 ) -> Performance:
     """Compute what a plan says.
 
-    With one job, with one batch, or on a GPU, all happens in this process; else batches
-    are spread over processes by joblib, the longest first. Results are stored batch by
+    With one job or one batch all happens in this process; else batches are spread over
+    processes by joblib, the longest first. Results are stored batch by
     batch. A batch that raises is noted, and the others go on. A process that dies costs
     its batch the time since its last checkpoint; a batch whose process dies twice is
     given up. Ctrl-C lets running batches write their checkpoints, a second one does not
@@ -95,7 +95,7 @@ def carried_out(
     if not batches:
         return Performance([])
     place = replace(place, session=uuid4().hex)
-    here = jobs == 1 or place.device != "cpu" or len(batches) == 1
+    here = jobs == 1 or len(batches) == 1
     # Dask's and Ray's processes are not ours to interrupt.
     stop = Stop(passes_on=not here and backend == "loky")
     board, ended = Board(batches, plan.seconds), []
