@@ -56,6 +56,11 @@ _GEOMETRY = {
 }
 # Accuracies under attack, and what the success rates made of them are called.
 _RATES = {"attacked": "attack_success", "strongly_attacked": "strong_success"}
+# What is stored of every fold; of the rest, means.
+_OF_FOLDS = (
+    "ridge", "iteration", "dtype", "validation", "accuracy", *_RATES,
+    "normal_alignment",
+)  # fmt: skip
 _ENTRIES = 1 << 24  # of Jacobians held at once
 _SMALL = 3000  # rows of a table that a GPU is not asked for
 
@@ -181,8 +186,9 @@ def machine_result(
         )
         progress((number + 1) / len(table.folds), f"fold {number + 1} done")
     (n, d), k = table.x.shape, table.n_classes
+    kept = [{name: fold[name] for name in _OF_FOLDS} for fold in folds]
     return all_rounded(
-        {"n_rows": n, "n_inputs": d, "n_classes": k, **_means(folds), "folds": folds}
+        {"n_rows": n, "n_inputs": d, "n_classes": k, **_means(folds), "folds": kept}
     )
 
 
