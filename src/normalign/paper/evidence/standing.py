@@ -14,12 +14,18 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from normalign.paper.evidence.rank_tests import (
+    NONE,
+    holm,
+    signed_rank_p,
+    signed_ranks,
+)
 from normalign.paper.spec import Record, Records
 from normalign.paper.summaries import grouped, mean
 
 __all__ = [
-    "TITLES", "Standing", "critical_difference", "finding", "holm", "seconds_rows",
-    "signed_rank_p", "signed_ranks", "standing", "standing_rows", "table_rows",
+    "REFERENCE", "TITLES", "Standing", "finding", "seconds_rows", "standing",
+    "standing_rows", "table_rows",
 ]  # fmt: skip
 
 REFERENCE = "rfam"
@@ -32,8 +38,6 @@ TITLES = {
     "most_frequent": "Most frequent class",
 }  # fmt: skip
 _MACHINES = {0.0: "rfam", 1.0: "rfm"}
-# Results are kept with six digits; differences below are none.
-_NONE = 1e-5
 _LEVEL = 0.05
 
 
@@ -153,73 +157,6 @@ def _validated(machines: Sequence[Record]) -> float:
     return statistics.fmean(fold["accuracy"] for fold in chosen)
 
 
-def signed_rank_p(differences: Sequence[float]) -> float | None:
-    """Return the two-sided p-value of Wilcoxon's signed-rank test.
-
-    Ranks of differences that are zero are divided between the signs. ``None`` of fewer
-    than two differences; 1 if all are zero.
-
-    Examples
-    --------
-    >>> signed_rank_p([1.0, 2.0, 3.0]), signed_rank_p([0.0, 0.0])  # 2 / 2^3
-    (0.25, 1.0)
-    """
-    if len(differences) < 2:
-        return None
-    near = [0.0 if abs(value) < _NONE else value for value in differences]
-    if not any(near):
-        return 1.0
-    found: Any = stats.wilcoxon(near, zero_method="zsplit")
-    return float(found.pvalue)
-
-
-def signed_ranks(differences: Sequence[float]) -> float:
-    r"""Return to which side Wilcoxon's test leans, :math:`W^+ - W^-`.
-
-    Examples
-    --------
-    >>> signed_ranks([-1.0, 2.0, 3.0])
-    4.0
-    """
-    near = [0.0 if abs(value) < _NONE else value for value in differences]
-    return float(np.sign(near) @ stats.rankdata(np.abs(near)))
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    r"""Return p-values corrected for their number by Holm's step-down rule.
-
-    .. math:: \tilde p_{(i)} = \max_{j \le i} \min\{1, (m - j + 1)\, p_{(j)}\}
-
-    Examples
-    --------
-    >>> holm([0.04, 0.01])
-    [0.04, 0.02]
-    """
-    corrected = [0.0] * len(p_values)
-    reached = 0.0
-    for done, place in enumerate(np.argsort(p_values, kind="stable")):
-        reached = max(reached, min(1.0, (len(p_values) - done) * p_values[place]))
-        corrected[place] = reached
-    return corrected
-
-
-def critical_difference(n_methods: int, n_tables: int) -> float:
-    r"""Return by how much mean ranks must differ to be told apart (Nemenyi, 5 %).
-
-    .. math:: q_{0.95}(k, \infty) \sqrt{k (k + 1) / (12 N)}
-
-    with the quantile of the studentised range of :math:`k` methods on :math:`N` tables.
-
-    Examples
-    --------
-    >>> round(critical_difference(2, 4), 2)  # 1.96 / sqrt(4)
-    0.98
-    """
-    # Degrees of freedom beyond a million make no difference, and infinity is slow.
-    quantile = float(stats.studentized_range.ppf(1 - _LEVEL, n_methods, 1e7))
-    return quantile * (n_methods * (n_methods + 1) / (12 * n_tables)) ** 0.5
-
-
 def standing_rows(records: Records) -> list[dict[str, Any]]:
     """Return a row for each method: mean accuracy and rank, and RFAM against it."""
     found = standing(records)
@@ -237,9 +174,9 @@ def standing_rows(records: Records) -> list[dict[str, Any]]:
             plain, corrected = found.tests.get(method, (None, None))
             row |= {
                 "n_pairs": len(differences),
-                "wins": sum(value >= _NONE for value in differences),
-                "ties": sum(abs(value) < _NONE for value in differences),
-                "losses": sum(value <= -_NONE for value in differences),
+                "wins": sum(value >= NONE for value in differences),
+                "ties": sum(abs(value) < NONE for value in differences),
+                "losses": sum(value <= -NONE for value in differences),
                 "difference": statistics.fmean(differences),
                 "median": statistics.median(differences),
                 "p": plain,

@@ -20,12 +20,14 @@ from normalign.estimators import (
 from normalign.paper.context import Context
 from normalign.paper.experiments.kept import Kept
 from normalign.paper.experiments.tabarena_errors import error_of
-from normalign.paper.experiments.tabarena_tasks import Task, task_named
+from normalign.paper.experiments.tabarena_tasks import BUNDLED, TASKS, Task, task_named
 from normalign.paper.experiments.tabular_splits import inner_split
 from normalign.paper.experiments.together import alike
 from normalign.paper.spec import Run
 
 __all__ = ["Division", "batches", "compute", "divided"]
+
+_SMALL = 2000  # rows to fit that a GPU is not asked for
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,10 @@ class Division:
 
 
 def batches(runs: Sequence[Run], device: torch.device) -> list[list[Run]]:
-    """Return all identity weights of one division of a task together."""
-    return alike(runs, but_for=("identity_weight",), any_seed=False)
+    """Return all identity weights of one division together, large tables first."""
+    rows = {facts.name: facts.rows for facts in (*TASKS, *BUNDLED)}
+    groups = alike(runs, but_for=("identity_weight",), any_seed=False)
+    return sorted(groups, key=lambda group: -rows.get(group[0]["task"], 0))
 
 
 def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
@@ -55,7 +59,7 @@ def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
     scaled and encoded as in the development part, once for all runs. A run that is
     done is kept, and not done again.
     """
-    kept, device = Kept(context), str(context.device)
+    kept = Kept(context)
     prepared = cache(partial(_Prepared, batch[0]))
     results = []
     for number, run in enumerate(batch):
@@ -66,7 +70,10 @@ def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
 
         done = kept.get(run)
         if done is None:
-            done = kept.put(run, _result(run, prepared(), device, follow))
+            rows = prepared()
+            # A small one stays on the processor: launches take longer than arithmetic.
+            device = str(context.device) if rows.n_fit > _SMALL else "cpu"
+            done = kept.put(run, _result(run, rows, device, follow))
         follow(1.0)
         results.append(done)
     return results

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from normalign._checks import require
+from normalign.paper.evidence.rank_tests import critical_difference
 from normalign.paper.evidence.standing import (
     REFERENCE,
     TITLES,
     Standing,
-    critical_difference,
     standing,
 )
 from normalign.paper.spec import Records

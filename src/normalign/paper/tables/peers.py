@@ -7,8 +7,11 @@ boosting, CatBoost, xRFM as it comes, and two anchors, logistic regression and t
 frequent class.
 
 Command: ``normalign reproduce peers``; two cores, about 12 s (quick: the bundled
-tables, three peers with small grids). With ``--full`` all 120 tables; CatBoost and xRFM
-need the extra ``peers``.
+tables, three peers with small grids). With ``--full`` all 120 tables: about an hour on
+two cores for those of up to 10000 rows (``--only "rows<=10000"``). CatBoost and xRFM
+need the extra ``peers``. All but xRFM compute on the CPU whatever the device, so on a
+GPU machine it pays to run them apart, in parallel: ``--only "method!=xrfm" --device cpu
+--jobs 16``.
 """
 
 from __future__ import annotations
@@ -91,7 +94,9 @@ ITEM = Item(
             "all tables that RFAM and the method share. The support vector machine has "
             "no result where a training fold has more than 10000 rows. RFM, RFAM and "
             "the validated one are near kin: they crowd each other's ranks. xRFM is at "
-            "its own settings, where RFAM chooses its ridge.",
+            "its own settings, where RFAM chooses its ridge; boosting has 200 rounds "
+            "at most, CatBoost 300, and 32 borders where there are more than 20 "
+            "classes.",
         ),
         Table(
             "peers-tables", "Accuracy table by table", table_rows,
