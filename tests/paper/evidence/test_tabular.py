@@ -162,7 +162,7 @@ def test_improved_and_equal_are_shares_of_tables():
     rows = {r["metric"]: (r["improved"], r["equal"]) for r in change_rows(records)}
     assert rows == {
         ACCURACY.title: (0.25, 0.5), ALIGNMENT.title: (0.25, 0.5),
-        ATTACK.title: (0.5, 0.25),
+        ATTACK.title: (0.5, 0.25), STRONG.title: (0.5, 0.25),
     }  # fmt: skip
 
 

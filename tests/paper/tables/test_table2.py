@@ -27,16 +27,20 @@ def test_the_constants_are_the_released_ones():
     assert RFAM_SETTINGS == {
         "ridges": [10, 1, 0.1, 0.01, 0.001], "n_iter": 4, "bandwidth": 10,
         "agop_samples": 20000, "radii": [0.1, 1, 2], "n_steps": 20, "step": 0.1,
+        "strong_restarts": 2,
     }  # fmt: skip
     assert set(QUICK_RFAM_SETTINGS) == set(RFAM_SETTINGS)
 
 
-def test_every_table_is_run_by_both_methods_both_protocols_and_three_seeds():
+def test_every_table_is_run_by_both_methods_and_protocols_and_small_ones_thrice():
     runs = runs_of(ITEM, "full")
-    assert len(runs) == len(TABLES) * 2 * 2 * 3
+    small = sum(table.rows <= 10_000 for table in TABLES)
+    assert small == 113
     assert {run.data for run in runs} == {"uci"}
     counts = Counter((run["protocol"], run["identity_weight"]) for run in runs)
-    assert set(counts.values()) == {3 * len(TABLES)}
+    assert set(counts.values()) == {3 * small + len(TABLES) - small}
+    seeds = Counter((run["rows"] <= 10_000, run.seed) for run in runs)
+    assert set(seeds) == {(True, 0), (True, 1), (True, 2), (False, 0)}
     assert {run.data for run in runs_of(ITEM, "quick")} == {"bundled"}
     assert {r["dataset"] for r in runs_of(ITEM, "quick")} == {t.name for t in BUNDLED}
 
@@ -82,6 +86,7 @@ def made_up(item, size, seed=0):
             "n_rows": run["rows"], "n_inputs": 4, "n_classes": 2, "accuracy": clean,
             "attacked": attacked, "validation": draw.random(), "folds": folds,
             "attack_success": [100 * (clean - a) / clean for a in attacked],
+            "strong_success": [100 * draw.random() for _ in attacked],
             "normal_alignment": draw.random(), "effective_rank": 1.5,
             "participation_rank": 1.8, "alignment_ratio": 0.2,
         }  # fmt: skip
