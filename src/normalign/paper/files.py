@@ -47,5 +47,8 @@ def write_json(
     path: Path, content: Mapping[str, Any], *, indent: int | None = 1
 ) -> Path:
     """Write a mapping as JSON that any parser reads: no NaN, no infinity."""
-    text = json.dumps(content, indent=indent, allow_nan=False, ensure_ascii=False)
+    text = json.dumps(
+        content, indent=indent, allow_nan=False, ensure_ascii=False,
+        separators=(",", ":") if indent is None else None,
+    )  # fmt: skip
     return write_bytes(path, f"{text}\n".encode())

@@ -319,6 +319,21 @@ def test_a_process_that_dies_costs_its_batch_one_more_try(there):
 
 
 @pytest.mark.full
+def test_a_batch_that_finds_a_gpus_memory_taken_is_tried_again_alone(there):
+    done = carried_out(there.plan(tiny.item(mode="crowded")), there.place, jobs=2)
+    assert [one.how for one in done.ended] == ["done"] * 3
+    assert values(there.out) == EXPECTED
+
+
+@pytest.mark.full
+def test_a_batch_that_a_gpu_cannot_hold_fails_once_and_for_all(there):
+    done = carried_out(there.plan(tiny.item(mode="too_large")), there.place, jobs=2)
+    (failure,) = done.failures
+    assert failure.error == "OutOfMemoryError: Tried to allocate 1 TiB"
+    assert len(done.ended) == 3
+
+
+@pytest.mark.full
 def test_a_batch_whose_process_dies_twice_is_given_up(there):
     always = tiny.item(mode="die")
     done = carried_out(there.plan(always), there.place, jobs=2)

@@ -69,11 +69,12 @@ def carried_out(
     """Compute what a plan says.
 
     With one job or one batch all happens in this process; else batches are spread over
-    processes by joblib, the longest first. Results are stored batch by
-    batch. A batch that raises is noted, and the others go on. A process that dies costs
-    its batch the time since its last checkpoint; a batch whose process dies twice is
-    given up. Ctrl-C lets running batches write their checkpoints, a second one does not
-    wait. When no space is left, nothing more is begun.
+    processes by joblib, the longest first. Results are stored batch by batch. A batch
+    that raises is noted, and the others go on. A process that dies costs its batch the
+    time since its last checkpoint; a batch whose process dies twice is given up. One
+    that finds a GPU's memory taken by the others is tried again alone. Ctrl-C lets
+    running batches write their checkpoints, a second one does not wait. When no space
+    is left, nothing more is begun.
 
     Parameters
     ----------
@@ -173,7 +174,8 @@ def _spread(
     """Compute in other processes; whose process dies is tried once more, alone.
 
     When one process dies, joblib ends the others, too. Which batch was to blame shows
-    when each that was running is tried by itself.
+    when each that was running is tried by itself. A batch that found no memory left on
+    a GPU beside the others is tried by itself, too, when they have ended.
     """
     # The longest last would leave the others idle; what nobody knows may be long.
     waiting = deque(sorted(batches, key=lambda batch: -(batch.seconds or math.inf)))
@@ -185,6 +187,11 @@ def _spread(
         try:
             for one in _parallel(queue, running, place, jobs, backend, asked_to_stop):
                 running.pop(one.batch.key, None)
+                key = one.batch.key
+                if one.out_of_memory and not strikes[key]:
+                    strikes[key] += 1
+                    suspects.append(one.batch)
+                    continue
                 yield one if one.results is None else _kept(one, place)
         except deaths(backend) as error:
             if asked_to_stop():

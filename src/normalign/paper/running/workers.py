@@ -102,6 +102,11 @@ class Ended:
     results: list[dict[str, Any]] | None = None
     made: Mapping[str, Any] | None = None
 
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether a GPU had no memory left for it."""
+        return self.how == "failed" and self.error.startswith("OutOfMemoryError")
+
 
 def computed(
     batch: Batch, place: Workplace, *, progress: Progress | None = None
