@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from threadpoolctl import threadpool_limits
+from tqdm import tqdm
 
 from normalign._checks import require
 from normalign.paper.context import Context, experiment_named
@@ -315,6 +316,8 @@ def _settle(parent: int) -> None:
     """
     if any(thread.name == "parent" for thread in threading.enumerate()):
         return
+    # Its own lock is a semaphore of the system, which a killed process leaves behind.
+    tqdm.set_lock(threading.RLock())
     with suppress(AttributeError, OSError):  # not on every system
         os.setpgid(0, 0)
 
