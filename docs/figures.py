@@ -5,13 +5,15 @@ networks of the tour and the four of the page on GrokAlign (about six minutes on
 cores, once: finished runs are kept in ``out/``) and then takes about two minutes, most
 of them for the machines of the page on tables. It writes the pictures and
 ``docs/images/numbers.json``, and puts the numbers into the pages, between
-``<!--n:name-->`` and ``<!--/n-->``.
+``<!--n:name-->`` and ``<!--/n-->``. ``python docs/figures.py tables`` makes anew what
+the page on tables shows, and nothing else.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -38,13 +40,39 @@ REACH = 0.2
 
 
 def main() -> None:
-    """Train or find the networks, draw, count, and fill in the pages."""
-    from table_figures import tables  # beside this file; tests do not need it
-
+    """Draw, count, and fill in the pages: all, or that on tables."""
     start = time.perf_counter()
     mpl.use("agg")
     mpl.rcParams.update({"svg.hashsalt": "normalign", "font.size": 9})
-    settings = TourSettings()
+    path = IMAGES / "numbers.json"
+    if sys.argv[1:] == ["tables"]:
+        kept = json.loads(path.read_text())
+        kept["numbers"] |= of_tables()
+        kept["about_tables"] = provenance()
+    else:
+        settings = TourSettings()
+        numbers = of_networks(settings) | of_tables()
+        kept = {
+            "numbers": numbers, "settings": settings.key(), "about": provenance()
+        }  # fmt: skip
+    write_json(path, kept)
+    for page in DOCS.glob("*.md"):
+        fill(page, kept["numbers"])
+    print(json.dumps(kept["numbers"], indent=1))
+    print(f"{time.perf_counter() - start:.0f} seconds")
+
+
+def of_tables() -> dict[str, str]:
+    """Draw and count what is on the page on tables."""
+    from table_figures import tables  # beside this file; tests do not need it
+
+    picture, numbers = tables(DOCS / "a-table-in-a-model-out.md")
+    save(picture, "tables.svg")
+    return numbers
+
+
+def of_networks(settings: TourSettings) -> dict[str, str]:
+    """Train or find the networks, draw and count."""
     data = digits(settings)
     folder = DOCS.parent / "out" / "tour" / "runs"
     runs = {
@@ -53,18 +81,7 @@ def main() -> None:
     }
     numbers = curves(runs) | centroids(runs["with penalty"], data)
     numbers |= regions(runs["with penalty"], data)
-    numbers |= grokking()
-    picture, found = tables(DOCS / "a-table-in-a-model-out.md")
-    save(picture, "tables.svg")
-    numbers |= found
-    write_json(
-        IMAGES / "numbers.json",
-        {"numbers": numbers, "settings": settings.key(), "about": provenance()},
-    )
-    for page in DOCS.glob("*.md"):
-        fill(page, numbers)
-    print(json.dumps(numbers, indent=1))
-    print(f"{time.perf_counter() - start:.0f} seconds")
+    return numbers | grokking()
 
 
 def fill(page: Path, numbers: dict[str, str]) -> None:

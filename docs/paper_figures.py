@@ -10,21 +10,34 @@ from pathlib import Path
 
 from normalign.paper.catalogue import items
 from normalign.paper.reporting.drawings import svg_file
+from normalign.paper.reporting.outcomes import Outcome
+from normalign.paper.spec import Records
 from normalign.paper.store import write_bytes
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests run this file from afar
 from paper_tables import full
+from tabular_tables import whole_tables
 
 IMAGES = Path(__file__).parent / "images"
+
+
+def drawable(found: Outcome) -> Records:
+    """The records of an item that its figure is drawn of."""
+    return whole_tables(found) if found.item.name == "peers" else found.records
 
 
 def drawn(name: str) -> str:
     """The first figure of an item, as the text of an SVG file."""
     found = full(name)
-    return svg_file(found.item.figures[0], found.records, name=name)
+    records = drawable(found)
+    about = None
+    if found.item.experiment == "tabular":
+        tables = {record["dataset"] for record in records}
+        about = f"{found.size} size, {len(tables)} UCI tables"
+    return svg_file(found.item.figures[0], records, name=name, about=about)
 
 
 if __name__ == "__main__":
     for one in items():
-        if one.figures:
+        if one.figures and drawable(full(one.name)):
             write_bytes(IMAGES / f"paper-{one.name}.svg", drawn(one.name).encode())

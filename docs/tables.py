@@ -5,8 +5,10 @@
 A table stands between ``<!--table:NAME-->`` and ``<!--/table-->``; NAME is a file
 ``results/benchmarks/NAME.json`` that a script in ``benchmarks/`` wrote with ``--save``.
 What is of the paper stands between ``<!--paper:ITEM/WHAT/PRESET-->`` and
-``<!--/paper-->`` (see ``paper_tables.py``). Where there are no such results yet, the
-page says so. A test checks that every page shows what its files say.
+``<!--/paper-->`` (see ``paper_tables.py``), and a single number of it between
+``<!--v:NAME-->`` and ``<!--/v-->`` (see ``tabular_numbers.py``). Where there are no
+such results yet, the page says so. A test checks that every page shows what its files
+say.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))  # tests run this file from afar
 from machine_tables import rfm, rfm_selection, ridges
 from paper_tables import shown
+from tabular_numbers import numbers
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"
 TABLE = re.compile(r"<!--(table|paper):(\S+)-->\n.*?<!--/\1-->", re.DOTALL)
+VALUE = re.compile(r"<!--v:(\w+)-->.*?<!--/v-->")
 
 
 def geometry(result: dict[str, Any]) -> list[str]:
@@ -270,7 +274,10 @@ def filled(page: str) -> str:
         content = table(name) if kind == "table" else shown(name)
         return f"<!--{kind}:{name}-->\n{content}<!--/{kind}-->"
 
-    return TABLE.sub(fill, page)
+    def number(match: re.Match[str]) -> str:
+        return f"<!--v:{match[1]}-->{numbers()[match[1]]}<!--/v-->"
+
+    return VALUE.sub(number, TABLE.sub(fill, page))
 
 
 if __name__ == "__main__":

@@ -129,3 +129,21 @@ def test_a_lying_server_exits_1_and_the_other_tasks_are_tried(
     captured = capsys.readouterr()
     assert captured.out == f"{tmp_path / 'cache/tabarena/toy.parquet'}\n"
     assert "got one of '7'" in captured.err
+    assert "1 of 2 tables were not had" in captured.err
+
+
+@with_openml
+def test_a_fetched_table_that_stays_hidden_is_told_of(capsys, tmp_path, monkeypatch):
+    shared = write_tabarena(
+        tmp_path / "shared", matches_tabarena=False, note="some rows"
+    )
+    monkeypatch.setenv("NORMALIGN_DATA", str(tmp_path / "shared"))
+    with served_openml() as server:
+        assert fetch_from(server, "--task", "toy") == 0
+        told = capsys.readouterr().err
+        assert f"{shared / 'toy.parquet'}, which is partial, comes before it" in told
+        assert fetch_from(server, "--data-dir", str(tmp_path / "mine")) == 0
+        assert "comes before it" not in capsys.readouterr().err
+        (shared / "manifest.json").write_text("[")
+        assert fetch_from(server, "--task", "toy") == 0
+        assert "manifest.json must be JSON" in capsys.readouterr().err

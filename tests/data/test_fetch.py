@@ -1,6 +1,7 @@
 import gzip
 import hashlib
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -8,7 +9,15 @@ from pathlib import Path
 import pytest
 from handmade import tiny_source, write_mnist
 
-from normalign.data import MNIST, SOURCES, RemoteFile, Source, source_named
+from normalign.data import (
+    MNIST,
+    SOURCES,
+    TABARENA,
+    UCI,
+    RemoteFile,
+    Source,
+    source_named,
+)
 from normalign.data import fetch as fetching
 from normalign.data.fetch import (
     cache_dir,
@@ -53,6 +62,13 @@ class Mirrors(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        if kind == "dripping":
+            for start in range(0, len(body), 50):
+                self.wfile.write(body[start : start + 50])
+                self.wfile.flush()
+                if self.release.wait(0.05):
+                    return
+            return
         if kind == "slow":
             self.wfile.write(body[:10])
             self.wfile.flush()
@@ -139,6 +155,35 @@ def test_a_dripping_mirror_is_too_slow(monkeypatch, tmp_path):
         sink.write(b"a" * 100)
         with pytest.raises(TimeoutError, match="200 bytes in 60 s"):
             sink.write(b"b" * 100)
+
+
+def test_a_mirror_that_is_never_silent_is_given_up_long_before_its_end(
+    mirrors, tmp_path
+):
+    base, _ = mirrors
+    began = time.monotonic()
+    with pytest.raises(ConnectionError, match="too slow"):
+        fetch(
+            tiny_source(PAYLOAD), mirrors=[f"{base}/dripping"], data_dir=tmp_path,
+            timeout=0.5, attempts=1,
+        )  # fmt: skip
+    # all of it takes 10 s at 1 kB/s, a piece of it one
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("source", [UCI, TABARENA])
+def test_what_cannot_be_verified_is_not_fetched_and_a_copy_stays(
+    mirrors, tmp_path, source
+):
+    base, asked = mirrors
+    copy = tmp_path / "uci/data.tar.gz"
+    copy.parent.mkdir()
+    copy.write_bytes(b"put here by hand")
+    words = rf"^fetch: source must be .*checksums.*normalign data fetch {source.name}"
+    with pytest.raises(ValueError, match=words):
+        fetch(source, mirrors=[f"{base}/good"], data_dir=tmp_path)
+    assert asked == []
+    assert copy.read_bytes() == b"put here by hand"
 
 
 def test_a_file_with_the_right_checksum_is_not_fetched_again(mirrors, tmp_path):

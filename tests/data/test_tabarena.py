@@ -167,6 +167,40 @@ def test_a_table_that_is_not_what_is_said_of_it_is_refused(tmp_path, changes, ma
         load(tmp_path)
 
 
+KNOWN = {
+    "name": "credit-g", "target": "good_or_bad_customer", "n_rows": 1000,
+    "n_features": 20,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        (
+            {"n_rows": 6},
+            r"matches_tabarena of credit-g .* \(1000, 20, 2\), got true of",
+        ),
+        ({"n_features": 3}, r"true of \(1000, 3, 2\)"),
+        ({"target": "bought"}, "must be binary with the target 'good_or_bad_customer'"),
+        ({"problem_type": "multiclass"}, "got multiclass with 'good_or_bad_customer'"),
+    ],
+)
+def test_what_is_called_a_task_of_tabarena_must_be_it(tmp_path, changes, match):
+    write_tabarena(tmp_path, **KNOWN | changes)
+    with pytest.raises(ValueError, match=match):
+        tabarena_names(data_dir=tmp_path)
+    write_tabarena(tmp_path, **KNOWN | {"n_rows": 6, "matches_tabarena": False})
+    assert tabarena_names(data_dir=tmp_path) == ["credit-g"]
+
+
+def test_booleans_with_gaps_are_categories_and_without_gaps_numbers(tmp_path):
+    gaps = toy_frame().assign(word=[True, False, None] * 2)
+    write_tabarena(tmp_path, gaps)
+    assert load(tmp_path).categorical == ("colour", "word")
+    write_tabarena(tmp_path, toy_frame().assign(word=[True, False] * 3))
+    assert load(tmp_path).categorical == ("colour",)
+
+
 @pytest.mark.parametrize(
     "file",
     ["../toy.parquet", "/etc/toy.parquet", "a/toy.parquet", "..\\toy.parquet",

@@ -85,6 +85,9 @@ def test_a_collection_of_one_table_knows_all_names_but_keeps_one(folder):
         collection.table("abc")
     with pytest.raises(ValueError, match=r"^UCICollection\.table: .*one of the 2 tabl"):
         collection.table("irsi")
+    assert [table.name for table in collection] == ["toy"]
+    alone = UCICollection(folder / "uci/data.tar.gz", only="toy")
+    assert len(alone.table("toy").x) == 8
 
 
 def test_a_collection_that_is_nowhere_says_where_it_looked(tmp_path, monkeypatch):

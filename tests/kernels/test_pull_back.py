@@ -1,5 +1,6 @@
 """Outputs and one gradient at each row, beside Jacobians and autograd."""
 
+from dataclasses import replace
 from sys import modules
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normalign.kernels import Columns, Laplace, Machine, pull_back
+from normalign.kernels import Columns, Laplace, Machine, ProductLaplace, pull_back
 from normalign.kernels.pull_back import jacobian_pull_back
 from tests.kernels.cases import DOUBLE, KERNELS, METRICS, metric, points
 
@@ -89,3 +90,15 @@ def test_a_machine_in_float32_takes_rows_of_any_precision():
     fitted = machine(Laplace(2.0)).to(dtype=torch.float32)
     outputs, gradient = fitted.pull_back(points(2, 5), lambda found, _: found)
     assert outputs.dtype == gradient.dtype == torch.float32
+
+
+@pytest.mark.parametrize("kernel", [Laplace(2.0), ProductLaplace(2.0)], ids=repr)
+def test_rows_and_coefficients_that_require_gradients_are_taken(kernel):
+    fitted = machine(kernel)
+    expected = fitted.pull_back(points(3, 5), lambda found, _: found)
+    learned = replace(fitted, coef=fitted.coef.clone().requires_grad_())
+    x = points(3, 5).requires_grad_()
+    found = learned.pull_back(x, lambda found, _: found)
+    for one, other in zip(found, expected, strict=True):
+        assert not one.requires_grad
+        torch.testing.assert_close(one, other)

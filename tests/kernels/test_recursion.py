@@ -264,6 +264,22 @@ def test_a_resampled_update_counts_rows_as_often_as_they_are_drawn():
     torch.testing.assert_close(second.machine.metric, expected)
 
 
+@pytest.mark.parametrize("resampled", [False, True])
+def test_rows_that_are_drawn_keep_their_weights(resampled):
+    x, y = points(30, 4), points(30, 2, seed=1)
+    weights = torch.linspace(0.5, 3, 30, dtype=DOUBLE)
+    first, second = recursions(
+        x, y, kernel=Laplace(2.0), ridge=0.1, metric=torch.eye(4).double(), n_iter=1,
+        weights=weights, agop_samples=12, resampled=resampled, generator=seeded(3),
+    )  # fmt: skip
+    drawn = torch.randint(30, (12,), generator=seeded(3))
+    if not resampled:
+        drawn = torch.randperm(30, generator=seeded(3))[:12]
+    jacobians = first.machine.jacobian(x)[drawn]
+    expected = torch.einsum("n,nkd,nke->de", weights[drawn], jacobians, jacobians)
+    torch.testing.assert_close(second.machine.metric, expected * (4 / expected.trace()))
+
+
 def test_a_resampled_update_draws_no_more_rows_than_are_wanted(monkeypatch):
     x, y = points(50, 3), points(50, 1, seed=1)
     counted = []

@@ -78,3 +78,9 @@ def test_a_condition_that_leaves_nothing_is_refused():
 def test_an_order_does_not_hold_of_a_text():
     assert not Condition.read("method<=3").holds({"method": "svc"})
     assert not Condition.read("rows=3").holds({})
+
+
+def test_a_size_of_which_nothing_is_left_is_refused_as_one():
+    assert left("rows=3000", "method=svc") == [(3000, "svc")]
+    with pytest.raises(ValueError, match="size must be one of full, got 'quick'"):
+        left("rows=3000", "method=svc", size="quick")

@@ -59,3 +59,12 @@ def test_an_attack_on_nothing_has_no_rate():
     assert attack.points.shape == (1, 0, 2)
     assert math.isnan(attack.accuracy)
     assert attack.success_rate.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_has_a_frame(dtype):
+    model, x = torch.nn.Linear(3, 2).to(dtype), torch.randn(4, 3).to(dtype)
+    frame = pgd(model, x, torch.zeros(4).long(), radii=[0.5, 1.0]).to_frame()
+    assert len(frame) == 8
+    # A point is as far as its radius, but for the eight bits of a bfloat16.
+    assert (frame["distance"] <= frame["radius"] + 2.0**-6).all()

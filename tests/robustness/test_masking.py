@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -148,3 +150,42 @@ def test_a_tolerance_is_a_share(trained):
     model, x, y = trained
     with pytest.raises(ValueError, match=r"tolerance must be in \[0, 1\)"):
         masking_report(model, x, y, radii=0.1, tolerance=1.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_checked_as_well(trained, dtype):
+    model, x, y = trained
+    half = copy.deepcopy(model).to(dtype)
+    report = masking_report(half, x.to(dtype), y, radii=[0.3, 1.0])
+    assert report["reach"].passed is not None
+
+
+def test_the_radius_of_witnesses_is_not_too_short_far_from_the_origin():
+    # A product of tables would lose the distance of 1 beside squares of 1e8.
+    x = torch.tensor([[1e4, 0.0], [1e4, 1.0]])
+    y = torch.tensor([0, 1])
+    target = Target.of(
+        "test", None, LocalMap(lambda z: torch.stack([0.5 - z[:, 1], z[:, 1] - 0.5], 1),
+        callee="test"), x, y, loss="margin", chunk_size=None,
+    )  # fmt: skip
+    assert radius_of_witnesses(target, "l2") == 1.0
+
+
+def test_a_tolerance_that_is_no_number_is_refused(trained):
+    model, x, y = trained
+    with pytest.raises(TypeError, match="tolerance must be a number, got 'low'"):
+        masking_report(model, x, y, radii=1.0, tolerance="low")
+
+
+def test_a_sample_that_breaks_at_one_smaller_radius_alone_speaks_against():
+    # Wrong in a shell from 1 to 2 only; one long step from the center lands at r.
+    def shell(z):
+        out = (z[:, :1] - 1) * (z[:, :1] - 2)
+        return torch.cat([out, -out], 1)
+
+    report = masking_report(
+        shell, torch.tensor([[0.0]]), torch.tensor([0]), radii=[0.5, 1.5, 2.5],
+        start="center", n_steps=1, step_size=1.0,
+    )  # fmt: skip
+    assert report.attack.broken[:, 0].tolist() == [False, True, False]
+    assert "radius" in report.failed

@@ -82,3 +82,30 @@ def test_a_largest_radius_is_wanted(bad):
     model, x, y = affine()
     with pytest.raises(ValueError, match="max_radius must be positive and finite"):
         minimal_radius(model, x, y, max_radius=bad)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"max_radius": "far"}, "max_radius must be a number, got 'far'"),
+        ({"n_bisections": 2.5}, "n_bisections must be an integer, got 2.5"),
+        ({"n_restarts": True}, "n_restarts must be an integer, got True"),
+        ({"generator": 3}, "generator must be a torch.Generator or None, got 3"),
+    ],
+)
+def test_settings_of_another_kind_are_refused(wrong, message):
+    model, x, y = affine()
+    with pytest.raises(TypeError, match=message):
+        minimal_radius(model, x, y, **{"max_radius": 1.0, **wrong})
+
+
+def test_a_point_that_breaks_nearer_than_its_radius_counts_by_its_distance():
+    def sign(z):
+        return torch.cat([z, -z], 1)
+
+    # From 0.5 one step of a quarter of the radius 4 ends at -0.5.
+    found = minimal_radius(
+        sign, torch.tensor([[0.5]]), torch.tensor([0]), max_radius=4.0, n_bisections=0,
+        n_steps=1, step_size=0.25,
+    )  # fmt: skip
+    assert found.tolist() == [1.0]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -329,3 +330,43 @@ def test_a_generator_of_the_processor_gives_every_device_the_same_starts():
     assert there.points.device.type == "cuda"
     # float64 sums in another order
     torch.testing.assert_close(there.points.cpu(), here.points, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"radii": None}, "radii must be a number, or several, got None"),
+        ({"radii": "0.1"}, "radii must be a number, or several, got '0.1'"),
+        ({"low": "none"}, "low must be a number or a tensor, got 'none'"),
+        ({"generator": 3}, r"generator must be .* got 3\. Say torch.Generator"),
+        ({"n_restarts": 1.5}, "n_restarts must be an integer, got 1.5"),
+    ],
+)
+def test_settings_of_another_kind_are_refused(wrong, message):
+    model, x, y = network()
+    with pytest.raises(TypeError, match=message):
+        pgd(model, x, y, **{"radii": [0.5], **wrong})
+
+
+def test_arrays_are_taken_as_radii_and_ranges():
+    model, x, y = network()
+    low = x.amin(0) - 0.1
+    expected = pgd(model, x, y, radii=[0.5], low=low)
+    found = pgd(model, x, y, radii=np.array(0.5), low=low.numpy())
+    assert torch.equal(found.points, expected.points)
+
+
+def test_labels_that_are_no_tensor_are_refused_by_their_kind():
+    model, x, y = network()
+    with pytest.raises(TypeError, match="y must be a tensor, got ndarray"):
+        pgd(model, x, y.numpy(), radii=0.5)
+    with pytest.raises(TypeError, match="method pull_back, got ndarray"):
+        pgd(np.eye(3), x, y, radii=0.5)
+
+
+def test_what_is_missing_is_refused_and_not_counted_as_broken():
+    model, x, y = network()
+    x = x.clone()
+    x[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="x must be finite, got NaN or infinity"):
+        pgd(model, x, y, radii=0.5)

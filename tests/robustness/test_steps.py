@@ -36,5 +36,5 @@ def test_kinds_are_checked():
         shares("pgd", None, 2.0)  # pyright: ignore
     with pytest.raises(TypeError, match="step_size must be None, a share"):
         shares("pgd", "long", 2)  # pyright: ignore
-    with pytest.raises(ValueError, match="n_steps must be positive"):
+    with pytest.raises(ValueError, match="n_steps must be at least 1"):
         cosine_steps(0)

@@ -29,6 +29,7 @@ def test_every_test_named_exists():
 
 def test_every_function_named_exists():
     folders = "theory|geometry|nn|regularizers|paper|optim|kernels|estimators"
+    folders += "|robustness"
     pattern = rf"`((?:{folders})/\w+\.py)` ((?:`[\w.()=]+`(?:, )?)+)"
     named = re.findall(pattern, PAGE.read_text("utf-8"))
     assert named

@@ -62,7 +62,7 @@ def found(data_dir: Path | None = None) -> dict[str, dict[str, Any]]:
     """Return, for each source in files, its folder and whether it is exact.
 
     A collection of tables has the number of its tables as well. Whether the UCI
-    collection is exact cannot be known; TabArena is if every table here is whole.
+    collection is exact cannot be known; TabArena is if all its tables are here, whole.
     """
     from normalign.data import SOURCES, is_exact, locate
 
@@ -257,4 +257,21 @@ def _fetch_tabarena(arguments: argparse.Namespace) -> int:
             failed += 1
             continue
         say(str(folder / f"{name}.parquet"))
+        _note_hidden(name, folder, arguments.data_dir)
+    if failed:
+        note(f"{failed} of {len(names)} tables were not had; the others need no repeat")
     return 1 if failed else 0
+
+
+def _note_hidden(name: str, folder: Path, data_dir: Path | None) -> None:
+    """Say so if another copy of a table is found before the one just fetched."""
+    from normalign.data.tabarena import tabarena_entries
+
+    try:
+        first, entry = tabarena_entries(data_dir, callee="normalign data fetch")[name]
+    except ValueError as error:  # another folder's manifest is damaged
+        note(str(error))
+        return
+    if first != folder:
+        whole = "" if entry.matches_tabarena else ", which is partial"
+        note(f"{name}: {first / entry.file}{whole}, comes before it: remove that copy")

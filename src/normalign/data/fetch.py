@@ -34,6 +34,7 @@ __all__ = [
 
 _SLOWEST = 10_000  # bytes per second, on average: a slower mirror is given up
 _CHUNK = 1 << 16
+_PIECE = 1 << 10  # bytes between two looks at the clock: a drip must not fill one
 _LARGEST = 1 << 31  # bytes taken of a file whose size was never published
 
 
@@ -216,10 +217,17 @@ def fetch(
     ModuleNotFoundError
         If the ``download`` extra is not installed.
     ValueError
-        If `attempts` or `timeout` is not positive.
+        If `attempts` or `timeout` is not positive, or the source has no files with
+        published checksums: the tables of TabArena are fetched one by one, the UCI
+        collection by hand.
     """
     require(attempts >= 1, "fetch", "attempts", "at least 1", attempts)
     require(timeout > 0, "fetch", "timeout", "positive", timeout)
+    require(
+        bool(source.files) and all(file.md5 for file in source.files), "fetch",
+        "source", "one of files with published checksums", source.name,
+        f"See `normalign data fetch {source.name}`.",
+    )  # fmt: skip
     folder = cache_dir() if data_dir is None else Path(data_dir).expanduser()
     bases = source.mirrors if mirrors is None else tuple(mirrors)
     require(len(bases) > 0, "fetch", "mirrors", "at least one URL", "none")
@@ -265,7 +273,7 @@ def download(
     # identity: a mirror must send the file's own bytes, not a re-encoding of them
     downloader = pooch.HTTPDownloader(
         progressbar=progress,
-        chunk_size=_CHUNK,
+        chunk_size=_PIECE,
         timeout=timeout,
         headers={"Accept-Encoding": "identity"},
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from normalign._checks import complaint, require
-from normalign.data.tabarena_tasks import METRICS
+from normalign.data.tabarena_tasks import METRICS, tabarena_facts
 
 __all__ = ["MANIFEST", "TabArenaEntry", "entries", "entry_from"]
 
@@ -102,7 +102,29 @@ def entry_from(callee: str, source: str, fields: Any) -> TabArenaEntry:
         f"n_classes in {source}", "null for regression and a count otherwise",
         f"{entry.n_classes} for {entry.name}",
     )  # fmt: skip
+    _check_known(callee, source, entry)
     return entry
+
+
+def _check_known(callee: str, source: str, entry: TabArenaEntry) -> None:
+    """A task of TabArena is scored as there, and whole only in its own shape."""
+    facts = tabarena_facts().get(entry.name)
+    if facts is None:
+        return
+    require(
+        (entry.target, entry.problem_type) == (facts.target, facts.problem_type),
+        callee, f"{entry.name} in {source}",
+        f"{facts.problem_type} with the target {facts.target!r}",
+        f"{entry.problem_type} with {entry.target!r}",
+        "Give another name to what is not TabArena's.",
+    )  # fmt: skip
+    shape = entry.n_rows, entry.n_inputs, entry.n_classes
+    whole = facts.n_rows, facts.n_inputs, facts.n_classes
+    require(
+        shape == whole or not entry.matches_tabarena, callee,
+        f"matches_tabarena of {entry.name} in {source}",
+        f"false unless rows, inputs and classes are {whole}", f"true of {shape}",
+    )  # fmt: skip
 
 
 def _field(

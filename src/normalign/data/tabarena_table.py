@@ -140,14 +140,18 @@ def _is_category(column: pd.Series) -> bool:
 
 
 def _column(callee: str, file: str, column: pd.Series) -> pd.Series:
-    """Numbers and categories as they are, text as categories, nothing else."""
+    """Numbers and categories as they are, text as categories, nothing else.
+
+    Booleans are numbers, but with gaps among them pyarrow makes objects of them.
+    """
     from pandas.api.types import infer_dtype, is_numeric_dtype
 
     if _is_category(column) or is_numeric_dtype(column.dtype):
         return column
     kind = infer_dtype(column, skipna=True)
     require(
-        kind in ("string", "empty"), callee, file, "of numbers, categories and text",
+        kind in ("string", "boolean", "empty"), callee, file,
+        "of numbers, categories and text",
         f"{kind} in the column {column.name!r}",
     )  # fmt: skip
     return column.astype("category")

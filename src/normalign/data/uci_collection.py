@@ -47,8 +47,8 @@ class UCICollection:
     path : path
         The archive: ``NAME/NAME.txt`` describes a table, ``NAME/*_R.dat`` hold it,
         ``NAME/conxuntos.dat`` and ``NAME/conxuntos_kfold.dat`` its splits.
-    only : iterable of str, optional
-        The tables whose bytes are kept; by default all.
+    only : str or iterable of str, optional
+        The table or tables whose bytes are kept; by default all.
 
     Attributes
     ----------
@@ -64,10 +64,11 @@ class UCICollection:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, only: Iterable[str] | None = None
+        self, path: str | os.PathLike[str], *, only: str | Iterable[str] | None = None
     ) -> None:
         self.path = Path(path)
-        self._kept = None if only is None else frozenset(only)
+        wanted = [only] if isinstance(only, str) else only
+        self._kept = None if wanted is None else frozenset(wanted)
         self._folders = _folders(self.path, self._kept)
         self.names = tuple(
             sorted(n for n, folder in self._folders.items() if not _missing(n, folder))
@@ -126,7 +127,9 @@ class UCICollection:
         return len(self.names)
 
     def __iter__(self) -> Iterator[UCITable]:
-        return (self.table(name) for name in self.names)
+        """Go through the tables by name; with `only`, through those alone."""
+        kept = self._kept
+        return (self.table(n) for n in self.names if kept is None or n in kept)
 
     def __repr__(self) -> str:
         return f"UCICollection({self.path.name}: {len(self)} tables)"

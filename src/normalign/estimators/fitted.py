@@ -11,6 +11,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from normalign._checks import describe, require, require_kind
 from normalign.estimators.arrays import Origin, checked_features
 from normalign.estimators.blended import assembled
 from normalign.estimators.placement import DTYPES, Frame, power_of_two
@@ -91,8 +92,17 @@ class FittedMachine(BaseEstimator):
         -------
         tuple of Tensor of shape (n, k) and (n, d)
             Float64, on the device of X. Two outputs for two classes.
+
+        Raises
+        ------
+        TypeError
+            If X is no floating tensor.
+        ValueError
+            If X is not finite or has other columns than the training table, or the
+            cotangent gives another shape than that of the outputs.
         """
         check_is_fitted(self)
+        self._require_points(X)
         machine, scale = self._model()
         whole = isinstance(machine, Machine)
         dtype = machine.coef.dtype if whole else machine.dtype
@@ -103,6 +113,9 @@ class FittedMachine(BaseEstimator):
 
         def outer(found: Tensor, rows: slice) -> Tensor:
             given = cotangent(found.double() * scale + intercept, rows)
+            rule = f"one that gives the outputs' shape, {tuple(found.shape)}"
+            fits = isinstance(given, Tensor) and given.shape == found.shape
+            require(fits, type(self).__name__, "cotangent", rule, describe(given))
             return given.to(dtype)
 
         if whole:
@@ -114,6 +127,15 @@ class FittedMachine(BaseEstimator):
         outputs = outputs.double() * scale + intercept
         gradient = gradient.double() * (scale / self.unit_)
         return outputs.to(X.device), gradient.to(X.device)
+
+    def _require_points(self, X: Any) -> None:
+        callee, d = type(self).__name__, len(self.location_)
+        kind = isinstance(X, Tensor) and X.is_floating_point()
+        require_kind(kind, callee, "X", "a floating tensor", X, "Use torch.tensor(X).")
+        fits = X.ndim == 2 and X.shape[1] == d
+        require(fits, callee, "X", f"of shape (n, {d}), as in fit", X)
+        finite = bool(torch.isfinite(X).all())
+        require(finite, callee, "X", "finite", "NaN or infinity")
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without tensors: they are rebuilt from the arrays."""

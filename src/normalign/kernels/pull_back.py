@@ -72,6 +72,7 @@ class Columns:
         return cls(centers, coef, kernel, metric, shift, right, moments)
 
 
+@torch.no_grad()
 def pull_back(
     x: Tensor, columns: Columns, cotangent: Cotangent
 ) -> tuple[Tensor, Tensor]:
@@ -86,7 +87,8 @@ def pull_back(
     columns : Columns
     cotangent : callable
         From outputs of some rows and a slice, which says which rows, to the gradient
-        of a loss in these outputs.
+        of a loss in these outputs. Autograd records nothing here; a cotangent that
+        needs it enables it.
 
     Returns
     -------
@@ -163,6 +165,7 @@ def _weighted(
     return total
 
 
+@torch.no_grad()
 def jacobian_pull_back(
     x: Tensor,
     cotangent: Cotangent,

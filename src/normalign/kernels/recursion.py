@@ -94,6 +94,7 @@ class Machine:
                 x, self.centers, self.coef, self.kernel, metric=self.metric
             )
 
+    @torch.no_grad()
     def pull_back(self, x: Tensor, cotangent: Cotangent) -> tuple[Tensor, Tensor]:
         r"""Outputs and :math:`J_x^\top v(f(x))` at every row, without Jacobians.
 

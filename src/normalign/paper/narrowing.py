@@ -71,6 +71,8 @@ class Condition:
 def narrowed(item: Item, conditions: Sequence[Condition]) -> Item:
     """Return an item with the variants for which all conditions hold.
 
+    A size of which nothing is left is none of the item's any more, and refused as such.
+
     Raises
     ------
     ValueError
@@ -86,16 +88,16 @@ def narrowed(item: Item, conditions: Sequence[Condition]) -> Item:
     def left(variants: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         return [v for v in variants if all(one.holds(v) for one in conditions)]
 
-    sizes = {
-        name: size
-        if size.variants is None
-        else replace(size, variants=left(size.variants))
-        for name, size in item.sizes.items()
-    }
-    said = " and ".join(f"{c.setting}{c.sign}{','.join(c.values)}" for c in conditions)
     variants = left(item.variants)
-    some = bool(variants) or any(size.variants for size in sizes.values())
-    require(some, _CALLEE, "--only", f"of some variants of {item.name}", repr(said))
+    sizes = {}
+    for name, size in item.sizes.items():
+        own = None if size.variants is None else left(size.variants)
+        if variants if own is None else own:
+            sizes[name] = replace(size, variants=own)
+    said = " and ".join(f"{c.setting}{c.sign}{','.join(c.values)}" for c in conditions)
+    require(
+        bool(sizes), _CALLEE, "--only", f"of some variants of {item.name}", repr(said)
+    )
     return replace(
         item, variants=variants, sizes=sizes,
         departures=(f"only the variants with {said}", *item.departures),

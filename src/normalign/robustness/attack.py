@@ -125,13 +125,14 @@ class Attack:
         import pandas as pd
 
         r, n = self.broken.shape
+        # In float64, for arrays have no bfloat16.
         columns = {
             "radius": self.radii.repeat_interleave(n),
             "sample": torch.arange(n).repeat(r),
             "clean": self.clean.repeat(r),
             "broken": self.broken.flatten(),
-            "loss": self.losses.flatten(),
-            "distance": self.distances().flatten(),
+            "loss": self.losses.double().flatten(),
+            "distance": self.distances().double().flatten(),
         }
         return pd.DataFrame({k: v.cpu().numpy() for k, v in columns.items()})
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["NORMS", "Ball", "Bound", "direction", "distance", "unit_offsets"]
+__all__ = [
+    "NORMS", "Ball", "Bound", "direction", "distance", "drawn_in", "unit_offsets",
+]  # fmt: skip
 
 NORMS = ("linf", "l2")
 

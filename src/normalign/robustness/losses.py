@@ -127,7 +127,7 @@ def check_loss(callee: str, loss: Loss) -> None:
 def aim_at(callee: str, loss: Loss, y: Tensor, outputs: Tensor) -> Aim:
     """Return the aim at rows with outputs (n, k); refuse labels that do not fit."""
     n, k = outputs.shape
-    require_kind(isinstance(y, Tensor), callee, "y", "a tensor", type(y))
+    require_kind(isinstance(y, Tensor), callee, "y", "a tensor", type(y).__name__)
     y = y.to(outputs.device)
     if k > 1:
         check_labels(callee, y, (n,), k)

@@ -11,18 +11,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from normalign._checks import require
+from normalign._checks import require, require_kind
 from normalign.geometry.chunks import ChunkSize
 from normalign.geometry.local_map import LocalMap
 from normalign.robustness.attack import Attack
-from normalign.robustness.balls import Ball, Bound, unit_offsets
+from normalign.robustness.balls import Ball, Bound, drawn_in, unit_offsets
 from normalign.robustness.losses import Loss, check_loss
-from normalign.robustness.pgd import checked_radii, checked_range, pgd
+from normalign.robustness.pgd import (
+    checked_generator,
+    checked_radii,
+    checked_range,
+    pgd,
+)
 from normalign.robustness.routes import has_closed_form
 from normalign.robustness.steps import StepSize
 from normalign.robustness.target import Target, require_model, undisturbed
@@ -34,6 +40,7 @@ __all__ = ["Check", "MaskingReport", "masking_report"]
 
 # Samples among which a witness of another class is looked for.
 WITNESSES = 2048
+EXACT = "donot_use_mm_for_euclid_dist"
 
 
 @dataclass(frozen=True)
@@ -182,10 +189,12 @@ def masking_report(  # noqa: PLR0913  (what an attack is made of)
     callee = "masking_report"
     values = sorted(checked_radii(callee, radii))
     check_loss(callee, loss)
+    number = isinstance(tolerance, Real)
+    require_kind(number, callee, "tolerance", "a number", repr(tolerance))
     require(0 <= tolerance < 1, callee, "tolerance", "in [0, 1)", tolerance)
+    generator = checked_generator(callee, generator)
     require_model(callee, model)
     local_map = None if has_closed_form(model) else LocalMap(model, callee=callee)
-    generator = generator or torch.Generator().manual_seed(0)
     settings: dict[str, Any] = {
         "norm": norm, "n_restarts": n_restarts, "start": start, "keep": keep,
         "low": low, "high": high, "chunk_size": chunk_size,
@@ -233,7 +242,7 @@ def radius_of_witnesses(target: Target, norm: str) -> float | None:
     rightly given another label; ``None`` where there is only one label.
     """
     right = torch.nonzero(~target.clean.broken)[:, 0]
-    rows = target.x[right].flatten(1)
+    rows = target.x[right].flatten(1).to(drawn_in(target.x))
     labels = target.aim.target.to(rows.device)[right]
     if len(labels.unique()) < 2:
         return None
@@ -243,8 +252,9 @@ def radius_of_witnesses(target: Target, norm: str) -> float | None:
         witnesses = rows[labels == label][:WITNESSES]
         others = labels != label
         for part in torch.nonzero(others)[:, 0].split(256):
-            near = torch.cdist(rows[part], witnesses, p=order).amin(1)
-            least[part] = torch.minimum(least[part], near)
+            # Difference by difference: a product of tables would round too short.
+            gaps = torch.cdist(rows[part], witnesses, p=order, compute_mode=EXACT)
+            least[part] = torch.minimum(least[part], gaps.amin(1))
     return float(least.max())
 
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from normalign._checks import require
+from normalign._checks import require, require_kind
 from normalign.geometry.chunks import ChunkSize
 from normalign.geometry.local_map import LocalMap
 from normalign.robustness.balls import NORMS, Ball, Bound, distance, unit_offsets
 from normalign.robustness.losses import Loss, check_loss
-from normalign.robustness.pgd import Ascent, check_choice, checked_range
+from normalign.robustness.pgd import (
+    Ascent,
+    check_choice,
+    checked_generator,
+    checked_range,
+)
 from normalign.robustness.routes import has_closed_form
-from normalign.robustness.steps import StepSize, shares
+from normalign.robustness.steps import StepSize, require_count, shares
 from normalign.robustness.target import Target, require_model, undisturbed
 
 __all__ = ["minimal_radius"]
@@ -79,10 +85,13 @@ def minimal_radius(  # noqa: PLR0913  (what an attack is made of)
     tensor([0.5000,    inf, 0.0000])
     """
     callee = "minimal_radius"
+    number = isinstance(max_radius, Real | Tensor)
+    require_kind(number, callee, "max_radius", "a number", repr(max_radius))
     positive = 0 < max_radius < math.inf
     require(positive, callee, "max_radius", "positive and finite", max_radius)
-    require(n_bisections >= 0, callee, "n_bisections", "at least 0", n_bisections)
-    require(n_restarts > 0, callee, "n_restarts", "at least 1", n_restarts)
+    require_count(callee, "n_bisections", n_bisections, least=0)
+    require_count(callee, "n_restarts", n_restarts, least=1)
+    generator = checked_generator(callee, generator)
     check_choice(callee, "norm", norm, NORMS)
     check_loss(callee, loss)
     steps = shares(callee, step_size, n_steps)
@@ -95,7 +104,6 @@ def minimal_radius(  # noqa: PLR0913  (what an attack is made of)
         )
         ball = Ball(norm, *checked_range(callee, target.x, low, high))
         ascent = Ascent(target.route, ball, steps, "best")
-        generator = generator or torch.Generator().manual_seed(0)
         starts: list[Tensor | None] = [None]
         for _ in range(n_restarts - 1):
             starts.append(unit_offsets(target.x, norm, generator))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,10 +19,13 @@ from normalign.robustness.attack import Attack
 from normalign.robustness.balls import NORMS, Ball, Bound, direction, unit_offsets
 from normalign.robustness.losses import Aim, Loss, check_loss
 from normalign.robustness.routes import Route, has_closed_form
-from normalign.robustness.steps import StepSize, shares
+from normalign.robustness.steps import StepSize, require_count, shares
 from normalign.robustness.target import Found, Target, require_model, undisturbed
 
-__all__ = ["Ascent", "check_choice", "checked_radii", "checked_range", "pgd"]
+__all__ = [
+    "Ascent", "check_choice", "checked_generator", "checked_radii", "checked_range",
+    "pgd",
+]  # fmt: skip
 
 
 def pgd(  # noqa: PLR0913  (what an attack is made of)
@@ -89,7 +93,7 @@ def pgd(  # noqa: PLR0913  (what an attack is made of)
         uniformly.
     keep : {"last", "best"}
         Where a run ends: at its last point, as in [1]_, or at the worst on its way.
-    low, high : float or Tensor of the shape of one sample, optional
+    low, high : float, or Tensor or array of the shape of one sample, optional
         The range of legal inputs, in which ``x`` must lie.
     chunk_size : int, "auto" or None
         Rows (samples times radii) worked on at once; "auto" keeps to a memory budget,
@@ -102,10 +106,11 @@ def pgd(  # noqa: PLR0913  (what an attack is made of)
     Raises
     ------
     TypeError
-        If the model is neither callable nor has a ``pull_back``, or ``x`` not floating.
+        If the model is neither callable nor has a ``pull_back``, ``x`` is not floating,
+        or a setting is of another kind.
     ValueError
-        If a setting is out of its range, labels do not fit, ``x`` is not legal, or the
-        model mixes the samples of a batch or is not differentiable.
+        If a setting is out of its range, labels do not fit, ``x`` is not finite or not
+        legal, or the model mixes the samples of a batch or is not differentiable.
 
     References
     ----------
@@ -124,9 +129,8 @@ def pgd(  # noqa: PLR0913  (what an attack is made of)
     check_choice(callee, "norm", norm, NORMS)
     check_choice(callee, "start", start, ("uniform", "center"))
     check_choice(callee, "keep", keep, ("last", "best"))
-    whole = isinstance(n_restarts, int) and not isinstance(n_restarts, bool)
-    require_kind(whole, callee, "n_restarts", "an integer", n_restarts)
-    require(n_restarts > 0, callee, "n_restarts", "at least 1", n_restarts)
+    require_count(callee, "n_restarts", n_restarts, least=1)
+    generator = checked_generator(callee, generator)
     check_loss(callee, loss)
     steps = shares(callee, step_size, n_steps)
     require_model(callee, model)
@@ -138,7 +142,6 @@ def pgd(  # noqa: PLR0913  (what an attack is made of)
         )
         ball = Ball(norm, *checked_range(callee, target.x, low, high))
         ascent = Ascent(target.route, ball, steps, keep)
-        generator = generator or torch.Generator().manual_seed(0)
         found = _Rows(target, values)
         for run in range(n_restarts):
             centered = start == "center" and run == 0
@@ -244,15 +247,31 @@ def check_choice(callee: str, name: str, value: Any, known: tuple[str, ...]) -> 
     require(value in known, callee, name, rule, repr(value))
 
 
+def checked_generator(
+    callee: str, generator: torch.Generator | None
+) -> torch.Generator:
+    """Return the generator of the starts: the one given, or one seeded with 0."""
+    if generator is None:
+        return torch.Generator().manual_seed(0)
+    kind = isinstance(generator, torch.Generator)
+    remedy = "Say torch.Generator().manual_seed(seed)."
+    rule = "a torch.Generator or None"
+    require_kind(kind, callee, "generator", rule, repr(generator), remedy)
+    return generator
+
+
 def checked_radii(callee: str, radii: float | Sequence[float] | Tensor) -> list[float]:
     """Return the radii as numbers; refuse what is none."""
     if isinstance(radii, Tensor):
         radii = cast("list[float]", radii.double().reshape(-1).tolist())
-    given: list[Any] = [radii] if isinstance(radii, Real) else list(radii)  # pyright: ignore
+    if isinstance(radii, np.ndarray):
+        radii = cast("list[float]", radii.reshape(-1).tolist())
+    several = isinstance(radii, Iterable) and not isinstance(radii, str)
+    given: list[Any] = list(cast("Any", radii)) if several else [radii]
     require(len(given) > 0, callee, "radii", "at least one", "none")
     for radius in given:
         kind = isinstance(radius, Real)
-        require_kind(kind, callee, "radii", "a number, or several", radius)
+        require_kind(kind, callee, "radii", "a number, or several", repr(radius))
         legal = 0 <= float(radius) < math.inf
         require(legal, callee, "radii", "finite and at least 0", radius)
     return [float(radius) for radius in given]
@@ -264,7 +283,11 @@ def checked_range(
     """Return the range of legal inputs where x is; refuse one that x is not in."""
 
     def on_x(name: str, bound: Bound) -> Bound:
+        if isinstance(bound, np.ndarray):
+            bound = torch.as_tensor(bound)
         if not isinstance(bound, Tensor):
+            number = bound is None or isinstance(bound, Real)
+            require_kind(number, callee, name, "a number or a tensor", repr(bound))
             return bound
         rule = f"a number, or of shape {tuple(x.shape[1:])} like one sample"
         fits = bound.ndim == 0 or bound.shape == x.shape[1:]

@@ -144,7 +144,18 @@ class ClosedForm:
         classes = getattr(self._model, "classes_", None)
         if classes is not None:
             return x, torch.as_tensor(self._indices(y, np.asarray(classes)))
-        return x, y if isinstance(y, Tensor) else torch.as_tensor(np.asarray(y))
+        if isinstance(y, Tensor):
+            return x, y
+        labels = np.asarray(y)
+        require_kind(
+            labels.dtype.kind in "iufb",
+            self._callee,
+            "y",
+            "class indices, for a model without classes_",
+            labels,
+            "An estimator has classes_ once it is fitted.",
+        )
+        return x, torch.as_tensor(labels)
 
     def plan(self, x: Tensor, chunk_size: ChunkSize) -> ChunkPlan:
         """Return how many rows go through at once: all, unless a number is given."""
@@ -183,7 +194,7 @@ class ClosedForm:
             self._callee,
             "y",
             f"labels among the model's classes_, {describe(classes.tolist())}",
-            f"{unknown[0]!r} among them" if len(unknown) else "",
+            f"{unknown.tolist()[0]!r} among them" if len(unknown) else "",
         )
         return found
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from numbers import Real
-from typing import cast
+from typing import Any, cast
 
 from normalign._checks import require, require_kind
 
-__all__ = ["StepSize", "cosine_steps", "shares"]
+__all__ = ["StepSize", "cosine_steps", "require_count", "shares"]
 
 StepSize = float | Callable[[int], float] | None
 
@@ -45,21 +45,27 @@ def cosine_steps(n_steps: int, *, total: float = TOTAL) -> Callable[[int], float
     (2.1339, 0.3661)
     """
     callee = "cosine_steps"
-    require(n_steps > 0, callee, "n_steps", "positive", n_steps)
+    require_count(callee, "n_steps", n_steps, least=1)
+    require_kind(isinstance(total, Real), callee, "total", "a number", repr(total))
     require(0 < total < math.inf, callee, "total", "positive and finite", total)
     return lambda t: total / n_steps * (1 + math.cos(math.pi * (t + 0.5) / n_steps))
 
 
+def require_count(callee: str, name: str, value: Any, *, least: int) -> None:
+    """Refuse what is no whole number, or too small a one."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    require_kind(whole, callee, name, "an integer", repr(value))
+    require(value >= least, callee, name, f"at least {least}", value)
+
+
 def shares(callee: str, step_size: StepSize, n_steps: int) -> list[float]:
     """Return the length of every step as a share of the radius."""
-    whole = isinstance(n_steps, int) and not isinstance(n_steps, bool)
-    require_kind(whole, callee, "n_steps", "an integer", n_steps)
-    require(n_steps >= 0, callee, "n_steps", "at least 0", n_steps)
+    require_count(callee, "n_steps", n_steps, least=0)
     if step_size is None:
         return [TOTAL / max(n_steps, 1)] * n_steps
     kind = isinstance(step_size, Real) or callable(step_size)
     wanted = "None, a share of the radius, or a function of the step's number"
-    require_kind(kind, callee, "step_size", wanted, step_size)
+    require_kind(kind, callee, "step_size", wanted, repr(step_size))
     rule = cast("Callable[[int], float]", step_size)
     rule = rule if callable(step_size) else lambda t: cast(float, step_size)
     given = [float(rule(t)) for t in range(n_steps)]

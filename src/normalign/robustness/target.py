@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normalign._checks import require_kind
+from normalign._checks import require, require_kind
 from normalign.geometry.chunks import ChunkPlan, ChunkSize
 from normalign.geometry.local_map import LocalMap
 from normalign.geometry.quirks import frozen_randomness
@@ -34,8 +34,9 @@ def require_model(callee: str, model: Any) -> None:
         callee,
         "model",
         "callable, or with a method pull_back",
-        type(model),
-        "A forest, say, has no gradients to climb.",
+        type(model).__name__,
+        "A forest, say, has no gradients to climb. Of a pipeline attack the last step, "
+        "at what it sees: pgd(pipeline[-1], pipeline[:-1].transform(x), y, ...).",
     )
 
 
@@ -63,9 +64,7 @@ class Found:
     def or_worse(self, other: Found) -> Found:
         """Return the worse of two for each row: broken first, then by the loss."""
         higher = other.losses > self.losses
-        worse = torch.where(
-            other.broken == self.broken, higher, other.broken & ~self.broken
-        )
+        worse = torch.where(other.broken == self.broken, higher, other.broken)
         mask = worse.view(-1, *[1] * (self.points.ndim - 1))
         return Found(
             torch.where(mask, other.points, self.points),
@@ -111,6 +110,9 @@ class Target:
         route = ClosedForm(model, callee) if closed else Autograd(local_map)
         x, y = route.entered(x, y)
         x = x.detach()
+        finite = bool(torch.isfinite(x).all())
+        remedy = "Fill in or drop what is missing: it would count as broken."
+        require(finite, callee, "x", "finite", "NaN or infinity", remedy)
         x = x.clone() if x.is_inference() else x  # autograd may keep the copy
         plan = route.plan(x, chunk_size)
         outputs = _outputs(route, x, plan)

@@ -1,5 +1,7 @@
 """Along the identity weight: means, frontiers and choices with known answers."""
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -84,6 +86,34 @@ def test_to_swap_the_ends_makes_it_dear():
     assert (row["as_accurate"], row["free"], row["dearer"]) == (1, 0, 1)
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6))
+def test_to_exchange_two_weights_exchanges_free_and_dearer(seed):
+    draw = random.Random(seed)
+
+    def records(ends):
+        draw.seed(seed)
+        for table in "abcdef":
+            for weight in ends:
+                folds = [fold(draw.uniform(0.7, 0.9), [0.5, 0.4, 0.3]) for _ in "1234"]
+                yield at(table, weight, accuracy=0.8, asr=draw.uniform(40, 60),
+                         folds=folds)  # fmt: skip
+
+    one, other = (frontier_rows(list(records(w)))[0] for w in ((0.5, 1.0), (1.0, 0.5)))
+    assert (one["free"], one["dearer"]) == (other["dearer"], other["free"])
+
+
+def test_a_weight_that_is_less_accurate_and_more_often_broken_is_dearer():
+    rows = frontier_rows(
+        [
+            at("a", w, accuracy=a, asr=s)
+            for w, a, s in ((1.0, 0.9, 40.0), (0.5, 0.7, 60.0))
+        ]
+    )
+    row = row_of(rows, weight="0.5")
+    assert (row["as_accurate"], row["free"], row["dearer"]) == (0, 0, 1)
+
+
 @pytest.mark.parametrize(("loss", "as_accurate"), [(0.009, 1), (0.011, 0)])
 def test_as_accurate_is_within_one_standard_error(loss, as_accurate):
     # Differences -loss +- d in two folds each: s = d sqrt(4/3), over sqrt(4).
@@ -96,6 +126,15 @@ def test_as_accurate_is_within_one_standard_error(loss, as_accurate):
     ]
     row = row_of(frontier_rows(records), weight="0.5")
     assert row["as_accurate"] == row["free"] == as_accurate
+
+
+def test_what_costs_accuracy_is_never_clear():
+    rows = [
+        at("a", w, accuracy=a, asr=s)
+        for w, a, s in ((1.0, 0.9, 60.0), (0.5, 0.7, 20.0))
+    ]
+    row = row_of(frontier_rows(rows), weight="0.5")
+    assert (row["as_accurate"], row["free"], row["clear"]) == (0, 0, 0)
 
 
 def test_clear_is_beyond_the_error_of_the_rate():
@@ -221,6 +260,13 @@ def test_the_finding_answers_by_the_intervals():
         for w, a, s, v in ((1.0, 0.9, 60.0, 0.5), (0.0, 0.7, 40.0, 0.9))
     ]
     assert "robustness, at a price in accuracy" in finding(dear)
+    # Losses and gains of accuracy that cancel are no price.
+    even = [
+        at(f"t{i}", w, accuracy=a + (-1) ** i * 0.02 * (1 - w), asr=s + i, validation=v)
+        for i in range(6)
+        for w, a, s, v in ((1.0, 0.8, 60.0, 0.5), (0.0, 0.8, 40.0, 0.9))
+    ]
+    assert "robustness at no price" in finding(even)
     worse = [
         at(f"t{i}", w, accuracy=0.8, asr=s + i, validation=v)
         for i in range(6)

@@ -37,6 +37,15 @@ def test_signed_ranks_see_the_side_and_the_test_sees_both():
     assert signed_rank_p([1e-7, 0.0, -1e-7]) == 1.0
 
 
+def test_differences_of_nothing_are_shared_between_the_sides():
+    # Without its ties a method would look surely better after six tables of thirty.
+    won = [0.01, 0.02, 0.03, 0.04, 0.05, 0.06]
+    tied = won + [0.0] * 24
+    assert signed_rank_p(won) == pytest.approx(2 / 2**6)
+    assert signed_rank_p(tied) > signed_rank_p(won)
+    assert signed_rank_p(won + [-1e-7] * 24) == signed_rank_p(tied)
+
+
 def test_the_critical_difference_is_demsars():
     # Demsar (2006), Table 5a: q / sqrt(2) is 2.343 for three methods, 3.164 for ten.
     for k, q in ((3, 2.343), (10, 3.164)):

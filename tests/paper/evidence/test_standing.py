@@ -125,11 +125,28 @@ def test_the_finding_is_not_sure_of_what_changes_sides():
     assert "surely less accurate than none of them" in text
 
 
+def test_what_is_likely_alone_is_not_sure_among_many():
+    # Six leads of six have p = 2 / 2^6 < 0.05, and twice that after Holm.
+    records = []
+    for i in range(6):
+        records += machines(f"t{i}", [(0.5, 0.9)], [(0.4, 0.8)])[:1]
+        lead = (0.01 + i / 100) * (-1 if i == 5 else 1)
+        records.append(record(f"t{i}", "svc", 0.9 - 0.01 - i / 100))
+        records.append(record(f"t{i}", "random_forest", 0.9 - lead))
+    plain, corrected = standing(records).tests["svc"]
+    assert (plain, corrected) == pytest.approx((2 / 2**6, 4 / 2**6))
+    assert plain < 0.05 < corrected
+    row = next(r for r in standing_rows(records) if r["method"] == "SVC")
+    assert (row["p"], row["p_holm"]) == (plain, corrected)
+    assert "surely more accurate than none of them" in finding(records)
+
+
 def test_friedmans_test_is_scipys_and_needs_three_methods():
     found = standing(many(0.05))
     columns = [[of[t] for t in found.complete] for of in found.accuracies.values()]
     assert found.friedman_p == pytest.approx(stats.friedmanchisquare(*columns).pvalue)
     assert standing([record("a", "svc", 0.5)]).friedman_p is None
+    assert f"p = {found.friedman_p:.2g} (Friedman)" in finding(many(0.05))
 
 
 def test_rows_of_tables_have_every_method_and_a_dash_for_what_is_skipped():
@@ -149,6 +166,10 @@ def test_seconds_are_of_the_runs_that_have_them():
         [record("a", "svc", 0.5, seconds=s, seed=s) for s in (1, 3)]
     )
     assert twice["total"] == 2.0  # of a seed
+    strange = seconds_rows(
+        [record("a", method, 0.5, seconds=1) for method in ("nearest", "svc")]
+    )
+    assert [row["method"] for row in strange] == ["SVC", "nearest"]
 
 
 def test_the_picture_has_a_line_for_each_method_and_refuses_nothing_to_draw():
@@ -161,5 +182,11 @@ def test_the_picture_has_a_line_for_each_method_and_refuses_nothing_to_draw():
     low, high = left.get_xlim()
     points = [x for line in left.lines for x in line.get_xdata()]
     assert low <= min(points) <= max(points) <= high
+    # Differences of 0 and 100: their quartiles are beyond the edge, a half is not.
+    far = machines("a", [(0.5, 1.0)], [(0.5, 0.0)]) + machines(
+        "b", [(0.5, 0.5)], [(0.5, 0.5)]
+    )
+    (box, _) = StandingPicture()(far).axes[0].patches
+    assert (box.get_x(), box.get_width()) == pytest.approx((20.0, 0.0))
     with pytest.raises(ValueError, match="RFAM and another method"):
         StandingPicture()([record("a", "svc", 0.5)])

@@ -228,3 +228,27 @@ def test_runs_of_other_methods_take_no_part():
         type(peer.run)("tabular", 1, "full", "released", "uci", settings, 9), {}
     )
     assert mean_rows([*records, other]) == mean_rows(records)
+
+
+def test_means_that_differ_by_the_rounding_of_results_are_equal():
+    # 1/3, 1/3, 2/3 and 4/9 three times, as results are kept: with six digits.
+    thirds = [0.333333, 0.333333, 0.666667]
+    records = [
+        record("a", weight, accuracy=share, seed=seed, protocol=protocol)
+        for weight, shares in ((1.0, thirds), (0.0, [0.444444] * 3))
+        for seed, share in enumerate(shares)
+        for protocol in ("released",)
+    ]
+    assert changes(records, ACCURACY, protocol="released") == {"a": 0.0}
+    # One row in a hundred thousand is no rounding.
+    other = [
+        record("a", 1.0, accuracy=0.80000), record("a", 0.0, accuracy=0.80001),
+    ]  # fmt: skip
+    assert changes(other, ACCURACY, protocol="released")["a"] == pytest.approx(1.25e-5)
+    leak = [
+        record("a", 1.0, accuracy=share, seed=seed, protocol=protocol)
+        for protocol, shares in (("released", thirds), ("leak-free", [0.444444] * 3))
+        for seed, share in enumerate(shares)
+    ]
+    (row,) = leak_rows(leak)
+    assert (row["mean"], row["higher"]) == (0.0, 0.0)

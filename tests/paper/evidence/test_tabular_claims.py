@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from normalign.paper.evidence.tabular_claims import CLAIMS, finding
-from tests.paper.evidence.tables_by_hand import twins
+from tests.paper.evidence.tables_by_hand import record, twins
 
 RULES = {claim.name: claim for claim in CLAIMS}
 SIGNED = ("RFAM is less accurate", "RFAM is more robust", "RFAM is more aligned",
@@ -97,5 +97,57 @@ def test_the_finding_says_what_the_numbers_are():
     assert "Released, RFAM against RFM: test accuracy (%) 83.2 against 84.9" in said
     assert "attack success changes by -3.3 points on average" in said
     assert "lower on 50% of 120 tables" in said
-    assert "The leak is worth 0.0 (RFM) and 0.0 (RFAM) points" in said
+    assert "Released less leak-free: +0.0 (RFM) and +0.0 (RFAM) points" in said
     assert finding([]) == "No table has both methods."
+
+
+def test_a_test_says_what_ranks_and_the_median_say():
+    # One table of forty-one carries the mean and drowns its t-test.
+    records = [
+        one
+        for i in range(41)
+        for one in twins(
+            f"t{i:02}", (0.8, 60.0, 0.01), (0.8, 60.0, 5.0 if i == 0 else 0.011)
+        )
+    ]
+    _, sure = RULES["RFAM is more aligned"].check(records)
+    assert sure.holds is False
+    assert "median +0.10" in sure.why
+    ranks = float(sure.why.partition("Wilcoxon's ")[2].partition(",")[0])
+    assert ranks < 1e-6
+
+
+def test_tables_without_a_rate_are_counted_where_they_are_missed():
+    records = [
+        *twins("a", (0.8, 70.0, 0.3), (0.7, 60.0, 0.4)),
+        *twins("b", (0.8, [None] * 3, 0.3), (0.7, [None] * 3, 0.4)),
+    ]
+    found = {v.cell: v.why for v in RULES["The means of Table 2"].check(records)}
+    assert found["RFM, test accuracy (%)"].endswith("2 tables")
+    assert found["RFM, attack success rate (%)"].endswith("1 tables")
+
+
+def test_the_strong_attack_is_judged_by_its_own_rates():
+    records = [
+        one
+        for i in range(30)
+        for one in (
+            record(
+                f"t{i}",
+                1.0,
+                accuracy=0.8,
+                asr=40.0 + i,
+                protocol=protocol,
+                strong_success=[10.0, 50.0 + i % 3, 60.0],
+            )
+            for protocol in ("released", "leak-free")
+        )
+    ]
+    records += [
+        record(r["dataset"], 0.0, accuracy=0.8, asr=30.0, protocol=r["protocol"],
+               strong_success=[10.0, 90.0, 95.0])
+        for r in records
+    ]  # fmt: skip
+    found = RULES["The same against a strong attack"].check(records)
+    assert [verdict.holds for verdict in found] == [False] * 4
+    assert RULES["RFAM is more robust"].check(records)[0].holds is True

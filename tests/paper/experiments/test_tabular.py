@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
+from normalign.geometry import normal_alignment
+from normalign.kernels import Laplace, initial_metric, recursions
 from normalign.paper.context import Context
 from normalign.paper.experiments import tabular
 from normalign.paper.experiments.tabular_data import (
@@ -17,6 +19,7 @@ from normalign.paper.experiments.tabular_data import (
 from normalign.paper.experiments.tabular_machines import machine_result
 from normalign.paper.experiments.tabular_splits import inner_split
 from normalign.paper.spec import Run
+from normalign.robustness import pgd
 from tests.kernels import transcription
 
 CPU = torch.device("cpu")
@@ -205,6 +208,74 @@ def test_bundled_tables_are_what_is_said_of_them(facts):
     assert len(table.folds) == 4
     for pair in (table.split, *table.folds):
         assert sorted(torch.cat(pair).tolist()) == list(range(facts.rows))
+
+
+def test_of_many_tables_the_last_ones_are_kept():
+    table_named.cache_clear()
+    for facts in BUNDLED:
+        table_named(facts.name, "bundled")
+    assert table_named(BUNDLED[-1].name, "bundled") is not None
+    found = table_named.cache_info()
+    assert found.hits == 1
+    assert found.currsize < len(BUNDLED)
+
+
+def chosen_as_released(table, ridges, seed):
+    """Selection on the split in halves, gradients at rows drawn with replacement."""
+    x, targets = table.x.float(), one_hot(table.y, 3).float()
+    half, other = table.split
+    draws, best = torch.Generator().manual_seed(seed), (-1.0, None, None)
+    for ridge in ridges:
+        for one in recursions(
+            x[half], targets[half], kernel=Laplace(10.0), ridge=ridge, n_iter=2,
+            metric=initial_metric(x[half], identity_weight=0.0), resampled=True,
+            generator=draws,
+        ):  # fmt: skip
+            right = one.machine(x[other]).argmax(1) == table.y[other]
+            if float(right.double().mean()) > best[0]:
+                best = float(right.double().mean()), ridge, one.machine.metric
+    return best
+
+
+def test_released_numbers_are_those_of_the_machine_and_attacks_that_it_names(
+    overlapping,
+):
+    table, seed = overlapping, 3
+    found = result(
+        table, seed, protocol="released", n_steps=2, radii=[2.0], step=0.1,
+        strong_restarts=3,
+    )  # fmt: skip
+    x, targets = table.x.float(), one_hot(table.y, 3).float()
+    validation, ridge, metric = chosen_as_released(table, [1.0, 0.01], seed)
+    turned_right = 0
+    for fold, (train, test) in zip(found["folds"], table.folds, strict=True):
+        assert fold["ridge"] == ridge
+        assert fold["validation"] == pytest.approx(validation, abs=1e-6)
+        (one,) = recursions(
+            x[train], targets[train], kernel=Laplace(10.0), ridge=ridge,
+            metric=metric, n_iter=0,
+        )  # fmt: skip
+        given = one.machine, x[test], table.y[test]
+        weak = pgd(
+            *given, radii=2.0, n_steps=2, step_size=0.1, loss="squared_error",
+            generator=torch.Generator().manual_seed(seed),
+        )  # fmt: skip
+        strong = pgd(
+            *given, radii=2.0, n_steps=2, loss="margin", start="center", keep="best",
+            n_restarts=3, generator=torch.Generator().manual_seed(seed),
+        )  # fmt: skip
+        ended_right = float((~weak.reached).double().mean())
+        turned_right += int((~weak.reached & ~weak.clean).sum())
+        alignment = normal_alignment(one.machine.jacobian(x[train]), x[train]).mean()
+        for name, expected in (
+            ("accuracy", weak.accuracy), ("attacked", [ended_right]),
+            ("strongly_attacked", strong.robust_accuracy.tolist()),
+            ("normal_alignment", float(alignment)),
+        ):  # fmt: skip
+            # Results have six digits.
+            assert fold[name] == pytest.approx(expected, rel=2e-6)
+    # As released, a row that is wrong may end up right, and then counts as right.
+    assert turned_right > 0
 
 
 def test_the_collections_facts_are_of_tables_that_the_experiment_used():

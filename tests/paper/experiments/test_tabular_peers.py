@@ -2,13 +2,19 @@
 
 import json
 import random
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.metrics import log_loss
+from sklearn.svm import SVC
 
 from normalign.data import UCITable
 from normalign.paper.experiments import tabular_peer_models
+from normalign.paper.experiments.tabular_peer_models import PEERS, Part, Task
 from normalign.paper.experiments.tabular_peers import (
     PEER_SETTINGS,
     QUICK_PEER_SETTINGS,
@@ -203,11 +209,105 @@ def test_the_rounds_of_boosting_are_those_of_the_least_loss():
     assert min(rounds) < 20
 
 
+def halves(table):
+    """The rows of a table in turn, to fit and to validate on; and all of them."""
+    x, y = table.x.numpy(), table.y.numpy()
+    fit, validation = (Part(x[start::2], y[start::2]) for start in (0, 1))
+    return fit, validation, Part(x, y)
+
+
+def task_of(method, **changes):
+    return Task(run_of(method, **changes).settings, 0, CPU, 1)
+
+
+def test_boosting_chooses_what_plain_fits_of_each_length_find_best():
+    fit, validation, _ = halves(blobs([40, 40], spread=6.0))
+    task = task_of("hist_gradient_boosting", leaves=[20, 2], patience=12)
+    losses, hits = {}, {}
+    for leaf in (20, 2):
+        for n_rounds in range(1, 13):
+            plain = HistGradientBoostingClassifier(
+                learning_rate=0.3, max_iter=n_rounds, min_samples_leaf=leaf,
+                early_stopping=False, random_state=0,
+            ).fit(fit.x, fit.y)  # fmt: skip
+            one = leaf, n_rounds
+            losses[one] = log_loss(validation.y, plain.predict_proba(validation.x))
+            hits[one] = (plain.predict(validation.x) == validation.y).mean()
+    best = min(losses, key=lambda one: losses[one])
+    chosen, accuracy = PEERS["hist_gradient_boosting"].choose(task, fit, validation)
+    assert (chosen["leaf"], chosen["n_rounds"]) == best
+    assert accuracy == pytest.approx(hits[best])
+
+
+def test_catboost_is_refitted_at_the_rate_it_was_chosen_with():
+    catboost = pytest.importorskip("catboost")
+    *_, whole = halves(blobs([40, 40], spread=40.0))
+    task, choice = task_of("catboost"), {"n_rounds": 7, "rate": 0.03}
+    plain = catboost.CatBoostClassifier(
+        iterations=7, learning_rate=0.03, random_seed=0, thread_count=1, verbose=False,
+        allow_writing_files=False,
+    ).fit(whole.x, whole.y)  # fmt: skip
+    found = PEERS["catboost"].fitted(task, whole, choice)(whole.x)
+    assert (found == plain.predict(whole.x)).all()
+    other = PEERS["catboost"].fitted(task, whole, choice | {"rate": 0.5})(whole.x)
+    assert (other != found).any()
+
+
+@pytest.mark.parametrize(("classes", "borders"), [(4, None), (5, 8)])
+def test_catboost_has_fewer_borders_for_more_than_many_classes(classes, borders):
+    pytest.importorskip("catboost")
+    *_, whole = halves(blobs([4] * classes))
+    model = tabular_peer_models._catboost(task_of("catboost"), whole)
+    assert model.get_params().get("border_count") == borders
+
+
+def test_xrfm_is_refitted_for_as_many_iterations_as_it_chose(monkeypatch):
+    heard = []
+
+    def fitted(task, part, validation, **changes):
+        heard.append((len(part.y), changes))
+        return SimpleNamespace(predict=lambda x: np.zeros(len(x)))
+
+    task = task_of("xrfm")
+    monkeypatch.setattr(tabular_peer_models, "_xrfm", fitted)
+    *_, whole = halves(blobs([6, 6]))
+    PEERS["xrfm"].fitted(task, whole, {"ridge": 0.1, "iteration": 2})
+    assert heard == [(12, {"reg": 0.1, "iters": 2, "return_best_params": False})]
+
+
+def test_a_width_of_one_is_scikit_learns_scale():
+    table = blobs([40, 40], spread=6.0)
+    fit, validation, _ = halves(replace(table, x=7 * table.x))
+    predict = PEERS["svc"].fitted(task_of("svc"), fit, {"cost": 1.0, "width": 1.0})
+    plain = SVC(C=1.0, gamma="scale").fit(fit.x, fit.y)
+    assert (predict(validation.x) == plain.predict(validation.x)).all()
+    assert (plain.predict(validation.x) == validation.y).mean() > 0.5
+
+
+def test_what_was_chosen_on_a_part_is_fitted_to_the_whole_fold(monkeypatch):
+    sizes = []
+
+    def choose(task, fit, validation):
+        sizes.append(len(fit.y) + len(validation.y))
+        return {}, 0.0
+
+    def fitted(task, part, choice):
+        sizes.append(len(part.y))
+        return lambda x: np.zeros(len(x), dtype=int)
+
+    peer = tabular_peer_models.Peer(choose, fitted)
+    monkeypatch.setitem(tabular_peer_models.PEERS, "most_frequent", peer)
+    result_of(run_of("most_frequent"), blobs([40, 40]))
+    assert sizes == [60] * 8
+
+
 def test_too_many_rows_are_skipped_and_said_so():
     result = result_of(run_of("svc", max_rows=50), blobs([40, 40]))
     assert result["accuracy"] is None
     assert result["skipped"] == "more than 50 training rows"
     assert result["n_rows"] == 80
+    # it is the training rows that count, 60 of 80
+    assert result_of(run_of("svc", max_rows=60), blobs([40, 40]))["accuracy"] > 0
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):

@@ -71,8 +71,9 @@ def validated_rows(records: Records) -> list[Row]:
     The weight is chosen by the accuracy on validation rows, for each fold of each seed,
     and once more for all folds together: validation rows of one fold may be test rows
     of another, so that only the choice within a fold is wholly free of a leak. Attacks
-    have no say. The last row takes the weight that is best on the test rows, which
-    nobody can know: how far a better choice could come.
+    have no say. The last row takes for each table and seed the weight that is most
+    accurate on the test rows, which nobody can know: how far a better choice over all
+    folds could come.
     """
     common, rows = common_scores(records), []
     if PLAIN not in common:
@@ -104,8 +105,8 @@ def finding(records: Records) -> str:
     first, ever = rows[0], counts[-1]
     said = (
         f"On {ever['free']} of {ever['n_tables']} tables some weight below 1 is as "
-        "accurate as weight 1 and has a lower attack success rate at radius 1 (on "
-        f"{ever['dearer']} some has a higher one). "
+        "accurate as weight 1 and has a lower attack success rate at radius 1; on "
+        f"{ever['dearer']} weight 1 has the same over some of them. "
     )
     moved = [
         f"{name} by {first[f'{key}_change']:+.2f} points{_reach(first, key)}"

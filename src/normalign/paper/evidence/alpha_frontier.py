@@ -29,8 +29,9 @@ def frontier_rows(records: Records) -> list[Row]:
     A weight is *as accurate* on a table if :math:`\bar\delta \ge -s/\sqrt m` for its
     differences to weight 1 in the ``m`` folds of all seeds; *free* if it also has a
     lower attack success rate at radius 1, *clearly* so by more than one such standard
-    error of that rate. *Dearer* counts the same with a higher rate: what chance alone
-    would give as often. Folds overlap, so the errors are on the small side.
+    error of that rate. *Dearer* is *free* with the two weights exchanged: weight 1 is
+    as accurate as this one and has the lower rate, which chance alone would give as
+    often as *free*. Folds overlap, so the errors are on the small side.
 
     The last row counts tables where any weight does; best of several, it is larger by
     chance, and so is its *dearer*.
@@ -87,12 +88,13 @@ def _judgement(twins: Sequence[tuple[Record, Record]], moved: float) -> dict[str
             # A fold without a right row has no rate.
             rates = defined([_rate(mine, radius), _rate(theirs, radius)])
             rate += [rates[0] - rates[1]] if len(rates) == 2 else []
-    as_accurate = statistics.fmean(accuracy) >= -_standard_error(accuracy) - _HAIR
+    change, error = statistics.fmean(accuracy), _standard_error(accuracy) + _HAIR
+    as_accurate = change >= -error
     return {
         "as_accurate": as_accurate,
         "free": as_accurate and moved < 0,
         "clear": as_accurate and moved < -_standard_error(rate),
-        "dearer": as_accurate and moved > 0,
+        "dearer": change <= error and moved > 0,
     }
 
 

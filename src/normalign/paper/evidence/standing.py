@@ -223,8 +223,8 @@ def seconds_rows(records: Records) -> list[dict[str, Any]]:
                     "longest": spent[slowest],
                 }
             )
-    order = list(TITLES.values())
-    return sorted(rows, key=lambda row: order.index(row["method"]))
+    order = {title: place for place, title in enumerate(TITLES.values())}
+    return sorted(rows, key=lambda row: order.get(row["method"], len(order)))
 
 
 def finding(records: Records) -> str:
@@ -244,6 +244,8 @@ def finding(records: Records) -> str:
         words.append(
             f"{TITLES[best]} leads ({ranks[best]:.2f}, {_percent(found, best)})"
         )
+    if found.friedman_p is not None:
+        words.append(f"that all are alike has p = {found.friedman_p:.2g} (Friedman)")
     surely = [m for m, (_, corrected) in found.tests.items() if corrected < _LEVEL]
     for verb, sign in (("more accurate than", 1), ("less accurate than", -1)):
         names = [

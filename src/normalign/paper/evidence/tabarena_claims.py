@@ -6,11 +6,11 @@ The last rule is beyond the paper: whether gains are still there on test rows.
 from __future__ import annotations
 
 import statistics
-from typing import Any
 
 from scipy import stats
 
 from normalign.paper.evidence.acceleration_table import welch_p
+from normalign.paper.evidence.paired import student_p
 from normalign.paper.evidence.tabarena import (
     PUBLISHED_COUNTS,
     PUBLISHED_MEAN,
@@ -20,29 +20,15 @@ from normalign.paper.evidence.tabarena import (
     own_gains,
     published_tasks,
 )
-from normalign.paper.evidence.tabarena_rows import summary_rows
+from normalign.paper.evidence.tabarena_rows import share_interval, summary_rows
+from normalign.paper.experiments.tabarena_tasks import LACKING
 from normalign.paper.spec import Claim, Records, Row, Verdict
+from normalign.paper.summaries import interval
 
-__all__ = ["CLAIMS", "finding", "greater_p"]
+__all__ = ["CLAIMS", "finding"]
 
 SURE = 0.05
 FEWEST = 5  # tasks that a rule about tasks needs
-
-
-def greater_p(values: list[float]) -> float | None:
-    """Return the p-value of Student's test that a mean is not above zero.
-
-    ``None`` of fewer than two numbers, or of numbers that do not vary.
-
-    Examples
-    --------
-    >>> round(greater_p([1.0, 3.0]), 3)  # t = 2: 1/2 - arctan(2) / pi
-    0.148
-    """
-    if len(set(values)) < 2:
-        return None
-    found: Any = stats.ttest_1samp(values, 0.0, alternative="greater")
-    return float(found.pvalue)
 
 
 def _below(found: list[Outcome]) -> list[Outcome]:
@@ -55,13 +41,25 @@ def _third(records: Records) -> list[Verdict]:
     theirs, all_theirs = len(published_tasks()), sum(PUBLISHED_COUNTS.values())
     table = [[k, n - k], [theirs, all_theirs - theirs]]
     p = float(stats.fisher_exact(table).pvalue)  # type: ignore[attr-defined]
-    why = f"Fisher's exact test of the two shares: p = {p:.2g}, {SURE:g} or more asked"
+    both = sum(one.task in published_tasks() for one in _below(found))
+    why = f"Fisher's exact test of the two shares: p = {p:.2g}, {SURE:g} or more "
+    why += f"asked; {both} of our {k} are among the printed"
+    printed = f"{theirs} of {all_theirs}, {100 * theirs / all_theirs:.0f} %"
+    shown = f"{k} of {n}{_within(share_interval(k, n), 0)}"
     return [
         Verdict(
-            "Tasks that choose a weight below one", f"{theirs} of {all_theirs}",
-            f"{k} of {n}", p >= SURE if n >= FEWEST else None, why,
+            "Tasks that choose a weight below one", printed, shown,
+            p >= SURE if n >= FEWEST else None, why,
         )
     ]  # fmt: skip
+
+
+def _within(ends: tuple[float, float] | None, digits: int) -> str:
+    """Say how far off a number may be: what agrees may do so for lack of tasks."""
+    if ends is None:
+        return ""
+    low, high = (f"{end:.{digits}f}" for end in ends)
+    return f", 95 % interval {low} to {high} %"
 
 
 def _order(records: Records) -> list[Verdict]:
@@ -69,13 +67,13 @@ def _order(records: Records) -> list[Verdict]:
     counts = {weight: chosen.count(weight) for weight in PUBLISHED_COUNTS}
     first, second = list(PUBLISHED_COUNTS)[:2]
     below = [weight for weight in counts if weight != RFM]
-    holds = counts[first] == max(counts.values())
-    holds = holds and counts[second] == max(counts[weight] for weight in below)
+    others = [counts[weight] for weight in below if weight != second]
+    holds = counts[first] > counts[second] > max(others)
     shown, printed = (
         ", ".join(f"{weight:g}: {n}" for weight, n in of.items())
         for of in (counts, PUBLISHED_COUNTS)
     )
-    why = f"{first:g} is to be chosen most often, and {second:g} most of those below"
+    why = f"{first:g} is to be chosen most often, then {second:g}, none as often as it"
     enough = holds if len(chosen) >= FEWEST else None
     return [Verdict("Tasks by chosen weight", printed, shown, enough, why)]
 
@@ -87,7 +85,9 @@ def _size(records: Records) -> list[Verdict]:
     p = welch_p(ours, [row["improvement"] for row in published_tasks().values()])
     words = "too few tasks" if p is None else f"p = {p:.2g}, {SURE:g} or more asked"
     why = f"Welch's test against the printed improvements: {words}"
-    shown = f"{statistics.fmean(ours):.2f} %" if ours else "-"
+    shown = "-"
+    if ours:
+        shown = f"{statistics.fmean(ours):.2f} %{_within(interval(ours), 2)}"
     holds = None if p is None or len(ours) < FEWEST else p >= SURE
     cell = "Mean gain in validation error"
     return [Verdict(cell, f"{PUBLISHED_MEAN:g} %", shown, holds, why)]
@@ -100,7 +100,8 @@ def _printed(records: Records) -> list[Verdict]:
         theirs = f"{printed['alpha']:g}"
         one = found.get(task)
         if one is None:
-            why = "its data were not at hand"
+            lacking = task in LACKING
+            why = "its data were not at hand" if lacking else "it has no results here"
             verdicts.append(Verdict(printed["title"], theirs, "-", None, why))
             continue
         weight = one.chosen()
@@ -127,7 +128,8 @@ def _carried(records: Records) -> list[Verdict]:
     if len(tested) < FEWEST:
         why = f"{len(tested)} tasks choose a weight below one, {FEWEST} needed"
         return [Verdict("Mean gain in test error", "-", "-", None, why)]
-    p, average = greater_p(tested), statistics.fmean(tested)
+    p = student_p(tested, direction="greater")
+    average = statistics.fmean(tested)
     holds = p is not None and p < SURE and average > 0
     words = "no variance" if p is None else f"p = {p:.2g}, less than {SURE:g} asked"
     why = f"one-sided t-test over {len(tested)} tasks: {words}; the same choices gain "
@@ -147,7 +149,7 @@ CLAIMS = (
     ),
     Claim(
         "Most tasks stay with an RFM, and 0.1 is next",
-        "1 is chosen most often, 0.1 most often of the weights below one.",
+        "1 is chosen more often than any other, 0.1 more often than what is left.",
         _order, FULL,
     ),
     Claim(
@@ -193,4 +195,6 @@ def finding(records: Records) -> str:
 
 
 def _words(row: Row) -> str:
-    return f"{row['mean']:.2f} % (median {row['median']:.2f} %)"
+    ends = row["interval"]
+    within = "" if ends is None else f"95 % interval {ends[0]:.2f} to {ends[1]:.2f}, "
+    return f"{row['mean']:.2f} % ({within}median {row['median']:.2f} %)"

@@ -20,7 +20,9 @@ from normalign.paper.experiments.tabarena_tasks import LACKING
 from normalign.paper.spec import Records, Row
 from normalign.paper.summaries import interval, mean
 
-__all__ = ["breakdown_rows", "reference_rows", "summary_rows", "task_rows"]
+__all__ = [
+    "breakdown_rows", "reference_rows", "share_interval", "summary_rows", "task_rows",
+]  # fmt: skip
 
 _ERRORS = {"roc_auc": "1 - AUC", "log_loss": "log-loss", "rmse": "RMSE"}
 
@@ -145,7 +147,7 @@ def summary_rows(records: Records) -> list[Row]:
     k, n = len(below), len(found)
     share: Row = {
         "quantity": "Tasks that choose a weight below one, %", "n": n,
-        "mean": 100 * k / n if n else None, "interval": _share_interval(k, n),
+        "mean": 100 * k / n if n else None, "interval": share_interval(k, n),
         "published_mean": 100 * _published_share(),
     }  # fmt: skip
     printed = [row["improvement"] for row in published_tasks().values()]
@@ -194,8 +196,15 @@ def _spread(gains: Sequence[Sequence[float]]) -> Row:
     }
 
 
-def _share_interval(k: int, n: int) -> tuple[float, float] | None:
-    """Return the exact 95 % interval of a share, in percent."""
+def share_interval(k: int, n: int) -> tuple[float, float] | None:
+    """Return the exact 95 % interval of a share k / n, in percent; ``None`` of 0 / 0.
+
+    Examples
+    --------
+    >>> low, high = share_interval(0, 10)
+    >>> low, round(high, 1)  # 0.025 = (1 - 0.308)^10
+    (0.0, 30.8)
+    """
     if not n:
         return None
     found = stats.binomtest(k, n).proportion_ci()

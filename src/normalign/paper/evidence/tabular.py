@@ -7,6 +7,7 @@ are then over tables, each of which counts once, however many rows it has.
 from __future__ import annotations
 
 import csv
+import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from importlib.resources import files
 from normalign.paper.spec import Record, Records
 
 __all__ = [
-    "METHODS", "METHOD_TITLES", "METRICS", "PROTOCOLS", "Metric", "Scores", "changes",
-    "defined", "measured", "pairs", "published_changes", "published_means", "scores",
-    "seed_means", "seeds_of",
+    "METHODS", "METHOD_TITLES", "METRICS", "PROTOCOLS", "ROUNDED", "Metric", "Scores",
+    "changes", "defined", "measured", "pairs", "published_changes", "published_means",
+    "scores", "seed_means", "seeds_of",
 ]  # fmt: skip
 
 # Identity weights, by the names that the paper has for them.
@@ -27,6 +28,9 @@ PROTOCOLS = ("released", "leak-free")
 _GEOMETRY = (
     "normal_alignment", "effective_rank", "participation_rank", "alignment_ratio",
 )  # fmt: skip
+
+# Results are kept with six digits: means over seeds that are closer are equal.
+ROUNDED = 2e-6
 
 Score = Mapping[str, float | None]
 # By table, then by seed.
@@ -63,6 +67,8 @@ class Metric:
         old, new = rfm[self.quantity], rfam[self.quantity]
         if old is None or new is None or (self.relative and old == 0):
             return None
+        if math.isclose(old, new, rel_tol=ROUNDED):
+            return 0.0
         return (new - old) / old if self.relative else new - old
 
 

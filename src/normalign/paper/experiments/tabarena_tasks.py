@@ -11,6 +11,7 @@ import numpy as np
 
 from normalign._checks import require
 from normalign.data import load_tabarena, tabarena_facts
+from normalign.data.tabarena_tasks import METRICS
 
 __all__ = [
     "BUNDLED",
@@ -80,8 +81,6 @@ TASKS = tuple(
     for facts in tabarena_facts().values()
     if facts.name not in LACKING
 )  # fmt: skip
-# What is scored, by the kind of task, as the benchmark has it.
-_METRICS = {"binary": "roc_auc", "multiclass": "log_loss", "regression": "rmse"}
 # What comes with scikit-learn, and two tables made on the spot.
 BUNDLED = (
     TaskFacts("breast-cancer", 569, 30, "binary"),
@@ -119,7 +118,7 @@ def task_named(name: str, data: str) -> Task:
     require(name in _MADE, "task_named", "name", rule, repr(name))
     table, answers, categorical = _MADE[name]()
     kind = next(facts.kind for facts in BUNDLED if facts.name == name)
-    return _coded(table, answers, _METRICS[kind], categorical)
+    return _coded(table, answers, METRICS[kind], categorical)
 
 
 def _coded(

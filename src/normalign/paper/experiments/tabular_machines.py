@@ -8,7 +8,8 @@ Both choose a ridge and an iteration of Algorithm 1 by accuracy on validation ro
     folds. Those halves overlap the test folds, so the metric has seen test rows.
 ``leak-free``
     Everything is chosen and learned inside each training fold: a quarter of it
-    validates, and the machine is fitted anew to all of it.
+    validates, and the machine is fitted anew to all of it. Only the scale of the
+    inputs is not: the collection comes standardised over all rows.
 
 What is measured is the same: accuracy and accuracy under attack on the test rows, local
 geometry at the training rows.
@@ -256,6 +257,7 @@ def _attacked(
 def _geometry(fitting: Fitting, machine: Machine, rows: Tensor) -> dict[str, float]:
     """Return means over training rows, a part of them at a time.
 
+    What is not defined, such as the rank of a zero Jacobian, counts as zero.
     On the processor: CUDA decomposes many small matrices one after the other.
     """
     width = fitting.targets.shape[1] * fitting.x.shape[1]

@@ -87,12 +87,14 @@ ITEM = Item(
                 Column("as_accurate", "As accurate as weight 1", "{:d}"),
                 Column("free", "and lower attack success", "{:d}"),
                 Column("clear", "lower by more than its error", "{:d}"),
-                Column("dearer", "but higher attack success", "{:d}"),
+                Column("dearer", "the other way around", "{:d}"),
             ],
             note="As accurate: within one standard error of the difference, over the "
             "folds of all seeds; folds overlap, so that error is on the small side. "
-            "Attack success at radius 1. If weights did nothing, lower and higher "
-            "would be as frequent; read the last row so, too: it is the best of five.",
+            "Attack success at radius 1. The other way around: weight 1 is as accurate "
+            "and has the lower attack success, which would be as frequent as the free "
+            "ones if weights did nothing. Read the last row so, too: it is the best of "
+            "five.",
         ),
         Table(
             "validated", "What a validated weight gives", validated_rows,

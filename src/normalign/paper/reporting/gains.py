@@ -18,6 +18,12 @@ __all__ = ["Gains"]
 
 # Seen on light and dark ground alike.
 _LINE, _PRINTED, _OTHER = "#8a8f98", "#d9762b", "#2f86c6"
+_LOOKS = {
+    "printed in the paper": (_PRINTED, True),
+    "others": (_OTHER, True),
+    "printed in the paper, partial data": (_PRINTED, False),
+    "others, partial data": (_OTHER, False),
+}
 _STRAIGHT = 1.0  # percent about zero that are not logarithmic
 
 
@@ -50,22 +56,18 @@ class Gains:
         require(len(records) > 0, "Gains", "records", "non-empty", list(records))
         figure = Figure(figsize=self.size, layout="constrained")
         axis = figure.subplots()
-        groups = {
-            ("printed in the paper", _PRINTED, True): [],
-            ("others", _OTHER, True): [],
-            ("partial data", _PRINTED, False): [],
-        }
+        groups: dict[str, list[tuple[float, float]]] = {name: [] for name in _LOOKS}
         for task, partial, x, y in _points(records):
-            colour = _PRINTED if task in published_tasks() else _OTHER
-            label = next(key for key in groups if key[1:] == (colour, not partial))
-            groups[label].append((x, y))
+            name = "printed in the paper" if task in published_tasks() else "others"
+            groups[f"{name}, partial data" if partial else name].append((x, y))
             axis.annotate(
                 task[:16], (x, y), xytext=(4, 2), textcoords="offset points",
                 fontsize=5.5, alpha=0.8,
             )  # fmt: skip
-        for (label, colour, filled), points in groups.items():
+        for label, points in groups.items():
             if points:
                 x, y = zip(*points, strict=True)
+                colour, filled = _LOOKS[label]
                 face = colour if filled else "none"
                 axis.scatter(
                     x, y, s=24, facecolors=face, edgecolors=colour, label=label

@@ -14,7 +14,7 @@ DATA = {
     "digits_5000": "5000 embedded digits",
     "synthetic": "synthetic data",
     "bundled": "scikit-learn's tables and synthetic ones",
-    "uci": "120 UCI tables",
+    "uci": "UCI tables",
     "tabarena": "TabArena's tables",
 }
 ORIGIN: tuple[str, ...] = ("size", "preset", "data")

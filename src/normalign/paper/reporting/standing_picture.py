@@ -90,7 +90,9 @@ class StandingPicture:
                 shown, [place + off for off in spread], "o", color=_POINT, alpha=0.45,
                 markersize=3, markeredgewidth=0,
             )  # fmt: skip
-            low, middle, high = np.quantile(shown, (0.25, 0.5, 0.75))
+            low, middle, high = np.quantile(points, (0.25, 0.5, 0.75)).clip(
+                -self.reach, self.reach
+            )
             axis.barh(
                 place, high - low, _WIDTH, left=low, fill=False, edgecolor=_LINE,
                 linewidth=1.0,

@@ -101,7 +101,8 @@ ITEM = Item(
             note="Inputs are counted after encoding. The weight is chosen by the mean "
             "validation error over the draws, some of whose rows other draws test on; "
             "own choices are made by each draw, and tested on rows that had no part in "
-            "them. Partial data lack rows or a class of the benchmark's.",
+            "them. An interval is Student's over the draws: they share rows, so it is "
+            "too narrow. Partial data lack rows or a class of the benchmark's.",
         ),
         Table(
             "tabarena-breakdown", "How many tasks choose a weight", breakdown_rows,
@@ -157,6 +158,8 @@ ITEM = Item(
         "hiva_agnostic in part",
         "ridges, iterations and bandwidth of the UCI experiment, draws of our own: the "
         "paper tells none of them",
+        "log-loss is of the machines' own probabilities, with a temperature learned on "
+        "left-out outputs",
         "columns are imputed, scaled and encoded as in the rows to fit and validate "
         "on, without their answers",
         "tables of more than 12000 rows have one draw; those of more than 40000 rows "
