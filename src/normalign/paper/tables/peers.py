@@ -56,7 +56,7 @@ def variants(
 
 ITEM = Item(
     name="peers",
-    reference="beyond the paper",
+    reference="Beyond the paper",
     title="Where RFAM stands among other methods on tables",
     shows="The paper compares RFAM with RFM alone; here are their peers, on the same "
     "folds and without a leak.",
