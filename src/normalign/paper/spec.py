@@ -342,7 +342,8 @@ class Item:
         """
         known = size in self.sizes
         rule = f"one of {', '.join(self.sizes)}"
-        require(known, f"{self.name}.runs", "size", rule, repr(size))
+        remedy = "It has variants at no other size; `--full` is one, if it is named."
+        require(known, f"{self.name}.runs", "size", rule, repr(size), remedy)
         require(preset in PRESETS, f"{self.name}.runs", "preset",
                 " or ".join(map(repr, PRESETS)), repr(preset))  # fmt: skip
         kept = preset if preset in self.settings else next(iter(self.settings))
