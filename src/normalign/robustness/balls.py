@@ -90,8 +90,8 @@ class Ball:
     low: Bound = None
     high: Bound = None
 
-    def projected(self, points: Tensor, x: Tensor, radius: Tensor) -> Tensor:
-        """Return the points brought back into the balls of radii (n, 1, ...)."""
+    def projected(self, points: Tensor, x: Tensor, radius: float | Tensor) -> Tensor:
+        """Return the points brought back into the balls of a radius, or (n, 1, ...)."""
         if self.norm == "linf":
             return self.legal(torch.clamp(points, x - radius, x + radius))
         step = points - x

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from normalign._checks import describe, require, require_kind
+from normalign.robustness.balls import NORMS, Ball, direction
 from normalign.training.answers import Answers, right_answers
 from normalign.training.losses import StackedLoss, prepared_target, stacked_loss
 from normalign.training.networks import Networks
@@ -16,8 +17,6 @@ from normalign.training.randomness import STARTS, streams, uniform
 from normalign.training.stack import Measure, Stack
 
 __all__ = ["NORMS", "check_attack", "measures", "robust_accuracy", "stacked_pgd"]
-
-NORMS = ("linf", "l2")
 
 # Samples attacked at once by the measure.
 _CHUNK = 1024
@@ -105,18 +104,16 @@ def stacked_pgd(  # noqa: PLR0913  (what an attack is made of)
     if step_size is None:
         step_size = 2.5 * radius / max(n_steps, 1)
     radius, step = (_for_each(value, x) for value in (radius, step_size))
-    project = _box(x, radius, low, high) if norm == "linf" else _ball(x, radius)
+    # A ball for each network and sample.
+    rows, ball = x.flatten(0, 1), Ball(norm, low, high)
 
     def legal(point: Tensor) -> Tensor:
-        point = project(point)
-        # Towards x in every entry, as x is legal: it does not leave the ball.
-        unbounded = norm == "linf" or (low is None and high is None)
-        return point if unbounded else point.clamp(low, high)
+        return ball.projected(point.flatten(0, 1), rows, radius).view_as(x)
 
-    point = x if start is None else legal(start.detach().to(x))
+    point = x if start is None else legal(start.detach().to(x).expand_as(x))
     for _ in range(n_steps):
-        slope = _slope(networks, parameters, point, y, loss)
-        point = legal(point + step * _direction(slope, norm))
+        slope = _slope(networks, parameters, point, y, loss).flatten(0, 1)
+        point = legal(point + (step * direction(slope, norm)).view_as(x))
     return point.clone() if point is x else point
 
 
@@ -296,53 +293,16 @@ def _slope(
     return torch.autograd.grad(total, leaf)[0]
 
 
-def _direction(slope: Tensor, norm: str) -> Tensor:
-    """Return the step of length 1 in which the loss rises most; 0 where it is flat."""
-    if norm == "linf":
-        return slope.sign()
-    flat = slope.flatten(2)
-    # The mean over the batch makes gradients small: scaled before they are squared.
-    tiny = torch.finfo(slope.dtype).tiny
-    flat = flat / flat.abs().amax(2, keepdim=True).clamp_min(tiny)
-    length = flat.norm(dim=2, keepdim=True).clamp_min(tiny)
-    return (flat / length).view_as(slope)
-
-
-def _box(
-    x: Tensor, radius: float | Tensor, low: float | None, high: float | None
-) -> Callable[[Tensor], Tensor]:
-    """Return the projection onto the cubes around x, cut off at what is legal."""
-    lower, upper = x - radius, x + radius
-    lower = lower if low is None else lower.clamp_min(low)
-    upper = upper if high is None else upper.clamp_max(high)
-    return lambda point: torch.maximum(torch.minimum(point, upper), lower)
-
-
-def _ball(x: Tensor, radius: float | Tensor) -> Callable[[Tensor], Tensor]:
-    """Return the projection onto the balls around x."""
-
-    def project(point: Tensor) -> Tensor:
-        step = point - x
-        length = step.flatten(2).norm(dim=2).view(*step.shape[:2], *_ones(x, 2))
-        tiny = torch.finfo(x.dtype).tiny
-        shrunk = x + step * (radius / length.clamp_min(tiny))
-        return torch.where(length > radius, shrunk, point)
-
-    return project
-
-
 def _for_each(value: float | Tensor, x: Tensor) -> float | Tensor:
-    """Return a number for each network, shaped to be multiplied with its samples."""
+    """Return a network's number for each of its samples, shaped to multiply them."""
     if not isinstance(value, Tensor) or value.ndim == 0:
         return value
-    rule = f"a number, or of shape ({len(x)},)"
-    fits = value.shape == (len(x),)
+    s, n = x.shape[:2]
+    rule = f"a number, or of shape ({s},)"
+    fits = value.shape == (s,)
     require(fits, "stacked_pgd", "radius or step_size", rule, value)
-    return value.to(x.dtype).view(-1, *_ones(x, 1))
-
-
-def _ones(x: Tensor, first: int) -> list[int]:
-    return [1] * (x.ndim - first)
+    each = value.to(x.dtype)[:, None].expand(s, n)
+    return each.reshape(-1, *[1] * (x.ndim - 2))
 
 
 def check_attack(
