@@ -47,7 +47,7 @@ ITEM = Item(
             seconds={"cpu": 12.0},
             data="bundled",
         ),
-        "full": Size(seeds=3, seconds={"cuda": 1800.0}, data="uci"),
+        "full": Size(seeds=3, seconds={"cuda": 300.0}, data="uci"),
     },
     finding=finding,
     tables=[

@@ -70,7 +70,7 @@ ITEM = Item(
             seconds={"cpu": 12.0},
             data="bundled",
         ),
-        "full": Size(seeds=1, seconds={"cuda": 3600.0}, data="uci"),
+        "full": Size(seeds=1, data="uci"),
     },
     tables=[
         Table(

@@ -76,7 +76,7 @@ ITEM = Item(
             1, variants=variants(BUNDLED, repeats=2), seconds={"cpu": 9.0},
             data="bundled",
         ),
-        "full": Size(1, seconds={"cuda": 1800.0}, data="tabarena"),
+        "full": Size(1, seconds={"cuda": 600.0}, data="tabarena"),
     },
     tables=[
         Table(
