@@ -31,15 +31,7 @@ from normalign.data.fetch import (
 PAYLOAD = bytes(range(256)) * 40
 
 
-@pytest.fixture(autouse=True)
-def offline_and_empty(monkeypatch, tmp_path):
-    """No proxy, no shared data, a cache of its own."""
-    for name in ("http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.delenv("NORMALIGN_DATA", raising=False)
-    monkeypatch.setenv("NORMALIGN_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("offline_and_empty")
 
 
 class Mirrors(BaseHTTPRequestHandler):

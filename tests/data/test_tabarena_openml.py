@@ -20,14 +20,8 @@ pytest.importorskip("pyarrow")
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch, tmp_path):
-    """No proxy, no shared data, a cache and a home of its own, one task."""
-    for name in ("http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.delenv("NORMALIGN_DATA", raising=False)
-    monkeypatch.setenv("NORMALIGN_CACHE", str(tmp_path / "cache"))
+def alone(monkeypatch, offline_and_empty):
+    """One task, on such a machine."""
     monkeypatch.setattr("normalign.data.tabarena_tasks._tasks", lambda: {"toy": FACTS})
 
 

@@ -121,7 +121,7 @@ def test_a_store_reads_archives_below_its_own_results(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "match"),
-    [("{}", "an archive of results"), ('{"records": [], "format": 9}', "of format 1")],
+    [("{}", "an archive of results"), ('{"records": [], "format": 9}', "of format 2")],
 )
 def test_a_file_that_is_no_archive_is_refused(tmp_path, content, match):
     path = tmp_path / "a.json"

@@ -29,6 +29,7 @@ __all__ = [
     "is_exact",
     "locate",
     "obtain",
+    "refuse_missing",
     "search_path",
 ]
 
@@ -140,34 +141,47 @@ def obtain(
     folder = locate(source, data_dir)
     if folder is not None:
         return folder
+    files = ", ".join(file.path for file in source.files)
+    missing = callee, files, source.name, data_dir
     if not download:
-        _refuse_missing(source, callee, data_dir, "and download=False")
+        refuse_missing(*missing, "and download=False")
     try:
         return fetch(source, data_dir=data_dir)
     except ModuleNotFoundError:
-        _refuse_missing(
-            source, callee, data_dir,
+        refuse_missing(
+            *missing,
             "and the download extra is not installed "
             "(pip install 'normalign[download]')",
-        )  # fmt: skip
+        )
     except OSError as error:  # no network, no honest mirror, no room, no right to write
-        _refuse_missing(source, callee, data_dir, "and downloading failed", error)
+        refuse_missing(*missing, "and downloading failed", error)
 
 
-def _refuse_missing(
-    source: Source,
+def refuse_missing(
     callee: str,
+    holds: str,
+    fetched_as: str,
     data_dir: str | os.PathLike[str] | None,
     reason: str,
     cause: BaseException | None = None,
 ) -> NoReturn:
+    """Complain that files are nowhere: what is missing, where, and what fetches it.
+
+    Parameters
+    ----------
+    holds : str
+        What a folder would have to hold.
+    fetched_as : str
+        The words after ``normalign data fetch``.
+    reason : str
+        Why they were not fetched.
+    """
     looked = ", ".join(str(folder) for folder in search_path(data_dir))
     detail = f" [{cause}]" if cause else ""
     text = complaint(
-        callee, "data_dir",
-        f"a folder that holds {', '.join(file.path for file in source.files)}",
-        f"none of them in {looked}, {reason}{detail}",
-        f"Run `normalign data fetch {source.name}` where there is a network, or set "
+        callee, "data_dir", f"a folder that holds {holds}",
+        f"none in {looked}, {reason}{detail}",
+        f"Run `normalign data fetch {fetched_as}` where there is a network, or set "
         "NORMALIGN_DATA to a folder that has the files.",
     )  # fmt: skip
     raise FileNotFoundError(text) from cause

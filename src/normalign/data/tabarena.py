@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from normalign._checks import complaint, require
-from normalign.data.fetch import search_path
+from normalign.data.fetch import refuse_missing, search_path
 from normalign.data.tabarena_manifest import TabArenaEntry, entries
 from normalign.data.tabarena_table import TabArenaTable, table_from
 from normalign.data.tabarena_tasks import tabarena_facts
@@ -70,14 +70,16 @@ def load_tabarena(
         f"one of the {len(known)} tasks of TabArena", repr(name),
         "`normalign.data.tabarena_facts()` lists them.",
     )  # fmt: skip
+    files = f"tabarena/{name}.parquet and its entry in tabarena/manifest.json"
+    missing = callee, files, f"tabarena --task {name}", data_dir
     if not download:
-        _refuse_missing(callee, name, data_dir, "and download=False")
+        refuse_missing(*missing, "and download=False")
     from normalign.data.tabarena_openml import fetch_tabarena
 
     try:
         folder = fetch_tabarena(name, data_dir=data_dir)
     except OSError as error:  # no network, a lying server, no room, no right to write
-        _refuse_missing(callee, name, data_dir, "and OpenML did not give it", error)
+        refuse_missing(*missing, "and OpenML did not give it", error)
     return read_tabarena(folder, entries(callee, folder)[name], callee=callee)
 
 
@@ -184,21 +186,3 @@ def _extra(callee: str, package: str) -> str:
         callee, "the tabarena extra", "installed", f"no module named {package}",
         "pip install 'normalign[tabarena]'",
     )  # fmt: skip
-
-
-def _refuse_missing(
-    callee: str,
-    name: str,
-    data_dir: str | os.PathLike[str] | None,
-    reason: str,
-    cause: BaseException | None = None,
-) -> NoReturn:
-    looked = ", ".join(str(folder) for folder in search_path(data_dir))
-    detail = f" [{cause}]" if cause else ""
-    text = complaint(
-        callee, "data_dir", f"a folder that holds tabarena/{name}.parquet and its "
-        "entry in tabarena/manifest.json", f"none in {looked}, {reason}{detail}",
-        f"Run `normalign data fetch tabarena --task {name}` where there is a network, "
-        "or set NORMALIGN_DATA to a folder that has the files.",
-    )  # fmt: skip
-    raise FileNotFoundError(text) from cause

@@ -15,11 +15,12 @@ from typing import Any
 
 from normalign._checks import complaint, require
 from normalign.paper.files import write_json
+from normalign.paper.packing import packed_archive, unpacked_archive
 from normalign.paper.spec import Record, Run
 
 __all__ = ["Store", "read_archive", "write_archive"]
 
-FORMAT = 1
+FORMAT, ARCHIVE = 1, 2
 _log = logging.getLogger(__name__)
 
 
@@ -83,19 +84,9 @@ def write_archive(path: Path, records: Iterable[Record], **about: Any) -> Path:
     about
         Further entries of the file's head, such as ``item="table1"``.
     """
-    entries = sorted((_entry_of(r) for r in records), key=lambda entry: entry["key"])
-    # What all runs were made by is said once.
-    made = [entry["made"] for entry in entries]
-    names = set(made[0]) if made else set()
-    shared = {
-        name: made[0][name]
-        for name in sorted(names)
-        if all(one.get(name) == made[0][name] for one in made)
-    }
-    for entry in entries:
-        entry["made"] = {n: v for n, v in entry["made"].items() if n not in shared}
-    head = {"format": FORMAT, **about, "made": shared}
-    return write_json(path, {**head, "records": entries}, indent=None)
+    kept = sorted(records, key=lambda record: record.run.key)
+    whole = {"format": ARCHIVE, **about, **packed_archive(kept)}
+    return write_json(path, whole, indent=None)
 
 
 def read_archive(path: Path) -> list[Record]:
@@ -127,15 +118,14 @@ def _archive_entries(path: Path) -> list[dict[str, Any]]:
         of, records = content["format"], content["records"]
     except (ValueError, KeyError, TypeError) as error:
         raise _no_archive(path, error) from error
-    rule = f"of format {FORMAT}"
-    require(of == FORMAT, "read_archive", "path", rule, f"{path} of format {of}")
+    rule = f"of format {ARCHIVE}, or of an earlier one"
+    known = of in (1, ARCHIVE)
+    require(known, "read_archive", "path", rule, f"{path} of format {of}")
     try:
-        shared = content["made"]
-        joined = [{**one, "made": {**shared, **one["made"]}} for one in records]
-    except (KeyError, TypeError) as error:
+        joined = unpacked_archive(content)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _no_archive(path, error) from error
-    listed = isinstance(records, list) and isinstance(shared, dict)
-    if not (listed and all(map(_is_whole, joined))):
+    if not (isinstance(records, list) and all(map(_is_whole, joined))):
         raise _no_archive(path, TypeError("a part is missing or of another kind"))
     return joined
 
