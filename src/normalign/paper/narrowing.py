@@ -96,7 +96,11 @@ def narrowed(item: Item, conditions: Sequence[Condition]) -> Item:
             sizes[name] = replace(size, variants=own)
     said = " and ".join(f"{c.setting}{c.sign}{','.join(c.values)}" for c in conditions)
     require(
-        bool(sizes), _CALLEE, "--only", f"of some variants of {item.name}", repr(said)
+        bool(sizes),
+        _CALLEE,
+        "--only",
+        f"one that leaves some variants of {item.name}",
+        repr(said),
     )
     return replace(
         item, variants=variants, sizes=sizes,
