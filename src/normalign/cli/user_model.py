@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import pickle
-import struct
 import sys
 import traceback
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,8 @@ from torch import Tensor, nn
 
 from normalign._checks import complaint, describe, require, require_kind
 from normalign.cli.output import note
+from normalign.nn.checkpoint_report import CheckpointReport
+from normalign.nn.checkpoints import BUILT_IN, load_weights_of, network_for
 
 __all__ = ["built_model", "load_weights", "read_arrays"]
 
@@ -27,12 +27,14 @@ _USER_CODE_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError,
     NameError, OSError, RuntimeError, SyntaxError, SystemExit, TypeError, ValueError,
 )  # fmt: skip
-_PREFIXES = ("module.", "_orig_mod.")  # left by data-parallel and compiled models
-_NESTS = ("state_dict", "model_state_dict", "model")
+_BUILT_IN = "normalign.nn:"
 
 
-def built_model(callee: str, where: str) -> nn.Module:
+def built_model(callee: str, where: str, *, weights: Path | None = None) -> nn.Module:
     """Import ``FILE.py:function``, call the function and return its module.
+
+    ``normalign.nn:resnet50`` and its like are networks of ours, in the form that the
+    `weights` have: their classes, channels, stem, padding. The weights are not loaded.
 
     Raises
     ------
@@ -41,13 +43,16 @@ def built_model(callee: str, where: str) -> nn.Module:
     TypeError
         If the function returns something else than an ``nn.Module``.
     """
+    if where.startswith(_BUILT_IN):
+        return _network_of_ours(callee, where, weights)
     file, colon, function = where.rpartition(":")
     if not colon or function.endswith(".py"):
         file, function = where, "build"
     path = Path(file)
     require(
         path.is_file() and path.suffix == ".py", callee, "--model",
-        "FILE.py:build with a Python file that exists", repr(where),
+        "FILE.py:build with a Python file that exists, or "
+        f"{_BUILT_IN}NAME with a network of ours", repr(where),
     )  # fmt: skip
     try:
         with _importable_folder(path.resolve().parent):
@@ -76,6 +81,27 @@ def built_model(callee: str, where: str) -> nn.Module:
             )
         )  # fmt: skip
     return model
+
+
+def _network_of_ours(callee: str, where: str, weights: Path | None) -> nn.Module:
+    name = where.removeprefix(_BUILT_IN)
+    known = ", ".join(_BUILT_IN + other for other in BUILT_IN)
+    require(name in BUILT_IN, callee, "--model", f"one of {known}", repr(where))
+    generator = torch.Generator().manual_seed(0)
+    if weights is not None:
+        network, form = network_for(
+            name, weights, callee=callee, argument="--weights", generator=generator
+        )
+        read = ", ".join(f"{key}={value!r}" for key, value in form.items())
+        note(f"model: {name} with {read or 'its usual form'}, as in {weights.name}")
+        return network
+    build, settable = BUILT_IN[name]
+    require(
+        "depth" not in settable, callee, "--weights",
+        f"given for {where}, whose depth and width are read off them", "none",
+    )  # fmt: skip
+    note(f"model: {name} in its usual form, CIFAR pictures and ten classes")
+    return build(generator=generator)
 
 
 @contextlib.contextmanager
@@ -108,8 +134,10 @@ def _place(error: BaseException, path: Path) -> str:
     return f"{path}, line {lines[-1]}" if lines else str(path)
 
 
-def load_weights(callee: str, model: nn.Module, path: Path) -> None:
+def load_weights(callee: str, model: nn.Module, path: Path) -> CheckpointReport:
     """Load a state dict into a model: every tensor must fit, none may be left over.
+
+    What was done to the file's names, and what of it the model does not hold, is noted.
 
     Raises
     ------
@@ -118,102 +146,24 @@ def load_weights(callee: str, model: nn.Module, path: Path) -> None:
     ModuleNotFoundError
         If a ``.safetensors`` file comes without the ``weights`` extra.
     """
-    require(path.is_file(), callee, "--weights", "a file that exists", str(path))
-    state = _without_prefix(_read_state(callee, path))
-    own = model.state_dict()
-    missing = [name for name in own if name not in state]
-    unexpected = [name for name in state if name not in own]
-    misshapen = [
-        f"{name}: {tuple(state[name].shape)} in the file, "
-        f"{tuple(own[name].shape)} in the model"
-        for name in own
-        if name in state and state[name].shape != own[name].shape
-    ]
-    found = "; ".join(
-        f"{len(names)} {kind} ({', '.join(names[:4])}{', ...' * (len(names) > 4)})"
-        for kind, names in (
-            ("missing", missing),
-            ("unexpected", unexpected),
-            ("of another shape", misshapen),
+    report = load_weights_of(model, path, callee=callee, argument="--weights")
+    if report.entry:
+        note(f"weights: taken from {report.entry!r} in {report.file}")
+    if report.prefix:
+        note(f"weights: the prefix {report.prefix!r} was taken off the names")
+    if report.naming != "own":
+        note(f"weights: {report.naming} names, read as ours")
+    if report.ignored:
+        note(
+            f"weights: left in the file: {', '.join(report.ignored[:4])}"
+            f"{', ...' * (len(report.ignored) > 4)}"
         )
-        if names
-    )
-    require(
-        not found, callee, "--weights",
-        f"a state dict with the model's {len(own)} tensors", found,
-    )  # fmt: skip
-    model.load_state_dict(state)
-
-
-def _read_state(callee: str, path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        return _read_safetensors(callee, path)
-    require(
-        path.suffix in (".pt", ".pth"), callee, "--weights",
-        "a .safetensors, .pt or .pth file", path.name,
-    )  # fmt: skip
-    try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        pickle.UnpicklingError,
-        zipfile.BadZipFile,
-        RuntimeError,
-        EOFError,
-        struct.error,
-        UnicodeDecodeError,
-    ) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise ValueError(
-            complaint(
-                callee, "--weights", "a torch file that holds tensors only",
-                f"{path.name} ({reason})", "Save model.state_dict(), not the model.",
-            )
-        ) from error  # fmt: skip
-    for nest in _NESTS:
-        if isinstance(loaded, Mapping) and isinstance(loaded.get(nest), Mapping):
-            note(f"weights: taken from {nest!r} in {path.name}")
-            loaded = loaded[nest]
-    tensors = isinstance(loaded, Mapping) and all(
-        isinstance(name, str) and isinstance(value, Tensor) and not value.is_complex()
-        for name, value in loaded.items()
-    )
-    require(
-        tensors, callee, "--weights", "a state dict: names and their real tensors",
-        f"a {type(loaded).__name__} in {path.name}",
-    )  # fmt: skip
-    return dict(loaded)
-
-
-def _read_safetensors(callee: str, path: Path) -> dict[str, Tensor]:
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            complaint(
-                callee, "--weights", "readable", f"{path.name} without safetensors",
-                "pip install 'normalign[weights]'",
-            )
-        ) from error  # fmt: skip
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(
-            complaint(
-                callee,
-                "--weights",
-                "a whole .safetensors file",
-                f"{path.name} ({error})",
-            )
-        ) from error
-
-
-def _without_prefix(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    for prefix in _PREFIXES:
-        if state and all(name.startswith(prefix) for name in state):
-            note(f"weights: the prefix {prefix!r} was taken off all names")
-            state = {name.removeprefix(prefix): v for name, v in state.items()}
-    return state
+    if report.normalisation is not None:
+        note(
+            f"weights: the file standardises its inputs, {report.normalisation}, and "
+            "this model does not; give data that are, or a model that does"
+        )
+    return report
 
 
 def read_arrays(

@@ -1,16 +1,27 @@
 """The paper's networks, written plainly."""
 
+from normalign.nn.checkpoint_report import CheckpointReport, Normalisation
+from normalign.nn.checkpoints import load_checkpoint
 from normalign.nn.kernel_logistic import GaussianKernelLogistic
+from normalign.nn.layers import Standardise
 from normalign.nn.mlp import Quadratic, mlp
 from normalign.nn.resnet import ResNet, resnet18, resnet50
 from normalign.nn.transformer import Transformer
+from normalign.nn.wide_resnet import WideResNet, wide_resnet28_2, wide_resnet28_10
 
 __all__ = [
+    "CheckpointReport",
     "GaussianKernelLogistic",
+    "Normalisation",
     "Quadratic",
     "ResNet",
+    "Standardise",
     "Transformer",
+    "WideResNet",
+    "load_checkpoint",
     "mlp",
     "resnet18",
     "resnet50",
+    "wide_resnet28_2",
+    "wide_resnet28_10",
 ]

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
 from normalign._checks import require
-from normalign.nn.mlp import uniform_linear_
+from normalign.nn.layers import convolution, initialise_
 
 __all__ = ["BasicBlock", "Bottleneck", "ResNet", "resnet18", "resnet50"]
-
-
-def _convolution(n_in: int, n_out: int, *, kernel: int, stride: int = 1) -> nn.Conv2d:
-    """Return a convolution without bias that keeps the size when the stride is 1."""
-    return nn.Conv2d(
-        n_in, n_out, kernel, stride=stride, padding=kernel // 2, bias=False
-    )
 
 
 def _shortcut(n_in: int, n_out: int, *, stride: int) -> nn.Module:
     """Return the identity where shapes agree and a projection where they do not."""
     if stride == 1 and n_in == n_out:
         return nn.Identity()
-    projection = _convolution(n_in, n_out, kernel=1, stride=stride)
+    projection = convolution(n_in, n_out, kernel=1, stride=stride)
     return nn.Sequential(projection, nn.BatchNorm2d(n_out))
 
 
@@ -45,9 +36,9 @@ class BasicBlock(nn.Module):
 
     def __init__(self, n_in: int, width: int, *, stride: int = 1) -> None:
         super().__init__()
-        self.conv1 = _convolution(n_in, width, kernel=3, stride=stride)
+        self.conv1 = convolution(n_in, width, kernel=3, stride=stride)
         self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = _convolution(width, width, kernel=3)
+        self.conv2 = convolution(width, width, kernel=3)
         self.bn2 = nn.BatchNorm2d(width)
         self.shortcut = _shortcut(n_in, width, stride=stride)
         self.relu = nn.ReLU()
@@ -80,11 +71,11 @@ class Bottleneck(nn.Module):
     def __init__(self, n_in: int, width: int, *, stride: int = 1) -> None:
         super().__init__()
         n_out = width * self.expansion
-        self.conv1 = _convolution(n_in, width, kernel=1)
+        self.conv1 = convolution(n_in, width, kernel=1)
         self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = _convolution(width, width, kernel=3, stride=stride)
+        self.conv2 = convolution(width, width, kernel=3, stride=stride)
         self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = _convolution(width, n_out, kernel=1)
+        self.conv3 = convolution(width, n_out, kernel=1)
         self.bn3 = nn.BatchNorm2d(n_out)
         self.shortcut = _shortcut(n_in, n_out, stride=stride)
         self.relu = nn.ReLU()
@@ -138,7 +129,7 @@ class ResNet(nn.Module):
         require(known, "ResNet", "stem", "'cifar' or 'imagenet'", stem)
 
         # On the meta device the layers' own initialisation draws nothing from the
-        # global generator; _initialise fills every tensor afterwards.
+        # global generator; initialise_ fills every tensor afterwards.
         with torch.device("meta"):
             n_out = [width * 2**stage * block.expansion for stage in range(4)]
             self.stem = _stem(stem, n_channels, width)
@@ -148,7 +139,7 @@ class ResNet(nn.Module):
             self.layer4 = _stage(block, n_out[2], 8 * width, depths[3], stride=2)
             self.fc = nn.Linear(n_out[3], n_classes)
         self.to_empty(device="cpu")
-        _initialise(self, generator)
+        initialise_(self, generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits, (n, n_classes), of pictures (n, n_channels, h, w)."""
@@ -159,10 +150,10 @@ class ResNet(nn.Module):
 
 def _stem(form: str, n_channels: int, width: int) -> nn.Sequential:
     if form == "cifar":
-        layers = [_convolution(n_channels, width, kernel=3)]
+        layers = [convolution(n_channels, width, kernel=3)]
         return nn.Sequential(*layers, nn.BatchNorm2d(width), nn.ReLU())
     return nn.Sequential(
-        _convolution(n_channels, width, kernel=7, stride=2),
+        convolution(n_channels, width, kernel=7, stride=2),
         nn.BatchNorm2d(width),
         nn.ReLU(),
         nn.MaxPool2d(3, stride=2, padding=1),
@@ -181,19 +172,6 @@ def _stage(
     first = block(n_in, width, stride=stride)
     rest = [block(width * block.expansion, width) for _ in range(depth - 1)]
     return nn.Sequential(first, *rest)
-
-
-def _initialise(network: nn.Module, generator: torch.Generator | None) -> None:
-    """Fill convolutions He-normal by fan out, norms with one and zero, the head."""
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            fan_out = module.out_channels * math.prod(module.kernel_size)
-            with torch.no_grad():
-                module.weight.normal_(std=(2 / fan_out) ** 0.5, generator=generator)
-        elif isinstance(module, nn.BatchNorm2d):
-            module.reset_parameters()
-        elif isinstance(module, nn.Linear):
-            uniform_linear_(module, generator=generator)
 
 
 def resnet18(
