@@ -1,0 +1,350 @@
+"""Training one network against an attacker: kept, resumed, and heard."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normalign._checks import complaint, require, require_kind
+from normalign.training.checkpoint import (
+    CheckpointRefused,
+    fingerprint,
+    read_checkpoint,
+    write_checkpoint,
+)  # fmt: skip
+from normalign.training.history import History
+from normalign.training.interrupts import Interrupts
+from normalign.training.loop import evaluation_mode
+from normalign.training.robust.averaging import AveragedWeights
+from normalign.training.robust.draws import Draws
+from normalign.training.robust.recipe import Recipe
+from normalign.training.robust.step import Step
+
+__all__ = ["RobustTrainer", "TrainingDiverged"]
+
+Row = dict[str, float]
+
+# Gradients in the images beyond which compiling the attacked copy pays.
+_WORTH_COMPILING = 5000
+
+
+class TrainingDiverged(ValueError):
+    """A loss that is no longer a number: nothing can be learned from there."""
+
+
+def _at_the_end(epoch: int) -> bool:
+    return False
+
+
+@contextmanager
+def _fastest_kernels() -> Iterator[None]:
+    """Let cuDNN try its convolutions out on shapes that it has not seen."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+class RobustTrainer:
+    """Trains a network on images that an attacker moves, by a :class:`Recipe`.
+
+    On CUDA a step is recorded as a graph and replayed, convolutions work on channels
+    last, and where many steps are to come the attacker's copy is compiled. The same
+    seed gives the same run, on a CPU bit for bit, however often it was interrupted.
+
+    Parameters
+    ----------
+    network : nn.Module
+        Trained in place, after it was brought to the device. Its outputs are logits.
+    x : Tensor of shape (n, c, h, w)
+        Images with values in [0, 1].
+    y : integer Tensor of shape (n,)
+        Classes from 0.
+    recipe : Recipe
+    seed : int
+    device : torch.device or str, optional
+        By default that of the network.
+    compile : bool or "auto"
+
+    Attributes
+    ----------
+    network : nn.Module
+    averaged : nn.Module or None
+        A network with the averaged weights, if the recipe has an average; before it
+        began, with the initial ones.
+
+    Examples
+    --------
+    >>> images, classes = torch.rand(6, 1, 4, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    >>> network = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    >>> recipe = Recipe("pgd", epochs=2, batch_size=4, augment="none")
+    >>> RobustTrainer(network, images, classes, recipe, seed=0).train()["epoch"]
+    [2]
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        recipe: Recipe,
+        *,
+        seed: int,
+        device: torch.device | str | None = None,
+        compile: bool | str = "auto",
+    ) -> None:
+        _check_data(x, y)
+        if device is None:
+            device = next((p.device for p in network.parameters()), torch.device("cpu"))
+        self.device, self.recipe, self.seed = torch.device(device), recipe, seed
+        layout = torch.preserve_format
+        if self.device.type == "cuda":
+            layout = torch.channels_last
+        self.network = network.to(self.device).to(memory_format=layout).train()  # pyright: ignore
+        self._x = x.to(device=self.device, dtype=torch.float32, memory_format=layout)
+        self._y = y.to(device=self.device, dtype=torch.int64)
+        with torch.no_grad(), evaluation_mode(network):
+            n_classes = network(self._x[:1]).shape[1]
+        fits = int(y.max()) < n_classes
+        rule = f"classes below {n_classes}, the network's outputs"
+        require(fits, "RobustTrainer", "y", rule, int(y.max()))
+        self._draws = Draws(recipe, seed=seed, device=self.device)
+        self._optimizer = torch.optim.SGD(
+            network.parameters(), lr=recipe.learning_rate, momentum=recipe.momentum,
+            weight_decay=recipe.weight_decay,
+        )  # fmt: skip
+        self._average = None
+        if recipe.averaging > 0:
+            self._average = AveragedWeights(network, decay=recipe.averaging)
+        self._steps = -(-len(x) // recipe.batch_size)  # of an epoch
+        slopes = recipe.n_steps * recipe.epochs * (len(x) // recipe.batch_size)
+        if compile == "auto":
+            compile = self.device.type == "cuda" and slopes >= _WORTH_COMPILING
+        self._step = Step(network, recipe, n_classes=n_classes, compile=bool(compile))
+        k = n_classes
+        self._tables = {
+            # Of the last epoch: mean probabilities of each class; and of this one, the
+            # sums of which the next are made.
+            "class_weights": torch.full((k, k), 1 / k, device=self.device),
+            "class_sums": torch.zeros(k, k, device=self.device),
+            "loss": torch.zeros((), dtype=torch.float64, device=self.device),
+            "right": torch.zeros((), dtype=torch.int64, device=self.device),
+        }
+        self._done = 0  # steps
+        self._seconds = 0.0
+        self._history = History()
+
+    @property
+    def averaged(self) -> nn.Module | None:
+        """A network with the averaged weights."""
+        return None if self._average is None else self._average.module
+
+    def train(
+        self,
+        *,
+        evaluate: Callable[[int], bool] = _at_the_end,
+        measure: Callable[[nn.Module], Mapping[str, float]] | None = None,
+        checkpoint: Path | None = None,
+        checkpoint_seconds: float = 60.0,
+        progress: Callable[[int, Row | None], None] | None = None,
+    ) -> History:
+        """Train to the last epoch and return what was measured on the way.
+
+        A row has ``epoch``, ``loss`` and ``seen_accuracy`` (means over the epoch, in
+        training mode, of the images that the loss is about: the attacked ones where
+        there is an attacker), ``learning_rate``, ``seconds`` of training so far, and
+        the columns of ``measure``.
+
+        Parameters
+        ----------
+        evaluate : callable
+            Says after which epochs a row is made; the last one always has one.
+        measure : callable, optional
+            Further columns, from the network in evaluation mode.
+        checkpoint : Path, optional
+            The run's state is kept there, and taken up from there.
+        checkpoint_seconds : float
+            How often.
+        progress : callable
+            ``progress(epoch, row)`` after each epoch.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            On Ctrl-C, between two steps; the checkpoint is written then.
+        TrainingDiverged
+            If the loss is no longer finite.
+        ValueError
+            If the checkpoint is of another run.
+        """
+        if checkpoint is not None and checkpoint.is_file():
+            self._resume(checkpoint)
+        kept = time.monotonic()
+        with Interrupts() as interrupts:
+            while self._done < self.recipe.epochs * self._steps:
+                begun = time.perf_counter()
+                epoch, i = self._done // self._steps + 1, self._done % self._steps
+                with _fastest_kernels():
+                    self._take(epoch, i)
+                self._done += 1
+                ended = self._done % self._steps == 0
+                means = self._close(epoch) if ended else None
+                self._seconds += time.perf_counter() - begun
+                if means is not None:
+                    row = None
+                    if epoch == self.recipe.epochs or evaluate(epoch):
+                        row = self._row(epoch, *means, measure)
+                        self._history.append(row)
+                    if progress is not None:
+                        progress(epoch, row)
+                late = time.monotonic() - kept > checkpoint_seconds
+                if checkpoint is not None and (late or interrupts.came):
+                    self._keep(checkpoint)
+                    kept = time.monotonic()
+                if interrupts.came:
+                    raise KeyboardInterrupt
+        self._history.seconds = self._seconds
+        return self._history
+
+    def _take(self, epoch: int, i: int) -> None:
+        """Take step ``i`` of an epoch, counted from 1."""
+        recipe, size = self.recipe, self.recipe.batch_size
+        if i == 0:
+            self._order = self._draws.order(epoch, len(self._x))
+        index = self._order[i * size : (i + 1) * size]
+        x, y = self._draws.images(self._x[index], self._done), self._y[index]
+        attacked = x
+        if recipe.attacks:
+            radius, step = recipe.reach(epoch)
+            start = self._draws.starts(x, self._done, radius)
+            attacked = self._step.attacked(x, y, start, radius, step)
+        loss, right, sums = self._step.gradients(
+            x, attacked, y, self._tables["class_weights"],
+            self._draws.probes(x, self._step.n_classes, self._done),
+            perturbed=recipe.perturbation > 0 and epoch >= recipe.perturbed_from,
+            penalised=recipe.penalty_weight > 0
+            and self._done % recipe.penalty_every == 0,
+        )  # fmt: skip
+        for group in self._optimizer.param_groups:
+            group["lr"] = recipe.rate(epoch)
+        self._optimizer.step()
+        self._tables["loss"] += loss.double() * len(x)
+        self._tables["right"] += right
+        self._tables["class_sums"] += sums
+        if self._average is not None and epoch >= recipe.first_averaged:
+            first = epoch == recipe.first_averaged
+            self._average.take_over() if first else self._average.follow()
+
+    def _close(self, epoch: int) -> tuple[float, float]:
+        """Return loss and accuracy of an epoch; make the class weights of the next."""
+        tables, n = self._tables, len(self._x)
+        totals = tables["class_sums"].sum(1, keepdim=True)
+        means = tables["class_sums"] / totals.clamp_min(1e-30)
+        # A class that the epoch did not have keeps its row.
+        tables["class_weights"].copy_(
+            torch.where(totals > 0, means, tables["class_weights"])
+        )
+        loss, seen = float(tables["loss"]) / n, float(tables["right"]) / n
+        for name in ("class_sums", "loss", "right"):
+            tables[name].zero_()
+        if not math.isfinite(loss):
+            remedy = "Lower the learning rate or a weight of the recipe."
+            where = f"{loss} in epoch {epoch}"
+            raise TrainingDiverged(
+                complaint("RobustTrainer.train", "the loss", "finite", where, remedy)
+            )
+        return loss, seen
+
+    def _row(
+        self,
+        epoch: int,
+        loss: float,
+        seen: float,
+        measure: Callable[[nn.Module], Mapping[str, float]] | None,
+    ) -> Row:
+        row: Row = {
+            "epoch": epoch, "loss": loss, "seen_accuracy": seen,
+            "learning_rate": self.recipe.rate(epoch), "seconds": self._seconds,
+        }  # fmt: skip
+        if measure is not None:
+            with evaluation_mode(self.network):
+                row.update(measure(self.network))
+        return row
+
+    def _settings(self) -> dict[str, Any]:
+        shapes = {k: list(v.shape) for k, v in self.network.state_dict().items()}
+        sums = [float(self._x.double().sum()), int(self._y.sum()), len(self._x)]
+        return {
+            "recipe": asdict(self.recipe), "seed": self.seed, "network": shapes,
+            "data": sums,
+        }  # fmt: skip
+
+    def _parts(self) -> dict[str, Tensor]:
+        """Return all tensors of the state by name, as they are, not copies."""
+        parts = {f"network.{k}": v for k, v in self.network.state_dict().items()}
+        parts |= {f"table.{k}": v for k, v in self._tables.items()}
+        if self._average is not None:
+            averaged = self._average.module.state_dict()
+            parts |= {f"averaged.{k}": v for k, v in averaged.items()}
+        for i, parameter in enumerate(self.network.parameters()):
+            state = self._optimizer.state.get(parameter, {})
+            if state.get("momentum_buffer") is not None:
+                parts[f"momentum.{i}"] = state["momentum_buffer"]
+        return parts
+
+    def _keep(self, path: Path) -> None:
+        record = {
+            "kind": "RobustTrainer", "settings": fingerprint(self._settings()),
+            "done": self._done, "seconds": self._seconds,
+            "history": self._history.to_dict(),
+        }  # fmt: skip
+        write_checkpoint(path, self._parts(), record)
+
+    def _resume(self, path: Path) -> None:
+        found = read_checkpoint(path, device=self.device)
+        same = found.record.get("settings") == fingerprint(self._settings())
+        if not same or found.record.get("kind") != "RobustTrainer":
+            rule = "of this run: the same recipe, seed, network and images"
+            remedy = "Move it away to start anew, or name another file."
+            raise CheckpointRefused(
+                complaint(
+                    "RobustTrainer.train", "checkpoint", rule, f"{path}, of another",
+                    remedy,
+                )
+            )  # fmt: skip
+        for i, parameter in enumerate(self.network.parameters()):
+            if f"momentum.{i}" in found.tensors:
+                buffer = torch.empty_like(parameter)
+                self._optimizer.state[parameter]["momentum_buffer"] = buffer
+        with torch.no_grad():
+            for name, tensor in self._parts().items():
+                tensor.copy_(found.tensors[name])
+        self._done, self._seconds = found.record["done"], found.record["seconds"]
+        self._history = History.from_dict(found.record["history"])
+        epoch = self._done // self._steps + 1
+        self._order = self._draws.order(epoch, len(self._x))
+
+
+def _check_data(x: Tensor, y: Tensor) -> None:
+    callee = "RobustTrainer"
+    require_kind(x.is_floating_point(), callee, "x", "of real numbers", x)
+    require(x.ndim == 4 and len(x) > 0, callee, "x", "of shape (n, c, h, w)", x)
+    low, high = float(x.min()), float(x.max())
+    inside = low >= 0 and high <= 1
+    remedy = "Divide by 255; attacks are cut off at [0, 1], so do not standardise."
+    got = f"values from {low:g} to {high:g}"
+    require(inside, callee, "x", "images with values in [0, 1]", got, remedy)
+    whole = not y.is_floating_point() and y.dtype != torch.bool
+    require_kind(whole, callee, "y", "whole numbers", y)
+    require(y.shape == (len(x),), callee, "y", f"of shape ({len(x)},)", y)
+    require(int(y.min()) >= 0, callee, "y", "0 or more", int(y.min()))

@@ -1,0 +1,82 @@
+"""On an accelerator: a recorded step is the eager one, and runs come back alike."""
+
+import copy
+
+import pytest
+import torch
+
+from normalign.nn import WideResNet
+from normalign.training.robust import Recipe, RobustTrainer
+from normalign.training.robust.captured import Captured
+from normalign.training.robust.draws import Draws
+from normalign.training.robust.step import Step
+
+pytestmark = pytest.mark.cuda
+
+VARIANTS = {
+    "dkl": {},
+    "released": {"perturbation": 0.005, "perturbed_from": 1},
+    "pgd": {"objective": "pgd"},
+    "penalised": {"objective": "plain", "penalty_weight": 0.01, "penalty_every": 1},
+}
+
+
+def images(n=40):
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(n, 3, 16, 16, generator=generator), torch.arange(n) % 10
+
+
+def small():
+    return WideResNet(10, 1, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_gradients_of_a_recorded_step_are_those_of_the_cpu(name):
+    recipe = Recipe(**VARIANTS[name], n_steps=1)
+    found = {}
+    # TF32 would be compared with float32 otherwise.
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        for device in ("cpu", "cuda"):
+            network = small().to(device).train()
+            step = Step(network, recipe, n_classes=10, compile=False)
+            x, y = (t.to(device) for t in images())
+            draws = Draws(recipe, seed=0, device=torch.device(device))
+            table = torch.full((10, 10), 0.1, device=device)
+            for _ in range(2):  # the second is a replay
+                loss, right, sums = step.gradients(
+                    x, x.flip(0), y, table, draws.probes(x, 10, 3),
+                    perturbed=recipe.perturbation > 0,
+                    penalised=recipe.penalty_weight > 0,
+                )  # fmt: skip
+            slopes = [p.grad.cpu() for p in network.parameters()]
+            buffers = [b.cpu() for b in network.buffers()]
+            found[device] = [loss.cpu(), right.cpu(), sums.cpu(), *slopes, *buffers]
+    for one, other in zip(*found.values(), strict=True):
+        # Sums of float32 in another order, through ten layers.
+        torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-4)
+
+
+def test_recording_leaves_statistics_as_they_were():
+    network = small().cuda().train()
+    before = copy.deepcopy(network.state_dict())
+    x = images()[0].cuda()
+    captured = Captured(lambda z: [network(z)], [x], changes=[network])
+    for name, value in network.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    captured(x)
+    assert int(network.norm.num_batches_tracked) == 1
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_run_on_an_accelerator_learns_and_is_resumed(precision, tmp_path):
+    x, y = images()
+    recipe = Recipe("pgd", epochs=40, batch_size=16, n_steps=2, augment="none",
+                    precision=precision, learning_rate=0.05)  # fmt: skip
+    trainer = RobustTrainer(small(), x, y, recipe, seed=0, device="cuda")
+    path = tmp_path / "run.safetensors"
+    history = trainer.train(
+        evaluate=lambda epoch: True, checkpoint=path, checkpoint_seconds=0
+    )
+    assert history["loss"][-1] < 0.5 * history["loss"][0]
+    again = RobustTrainer(small(), x, y, recipe, seed=0, device="cuda")
+    assert again.train(checkpoint=path)["loss"][:40] == history["loss"]

@@ -1,0 +1,227 @@
+"""Robust training: it learns, it is resumed to the bit, and it refuses."""
+
+import signal
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from normalign import GrokAlign
+from normalign.nn import WideResNet
+from normalign.training.robust import (
+    Recipe,
+    RobustTrainer,
+    TrainingDiverged,
+    evaluated,
+)
+from normalign.training.robust.draws import Draws
+
+TINY = {"epochs": 3, "batch_size": 16, "n_steps": 2, "averaged_from": 0.4}
+
+
+def images(n=40, size=8):
+    """Bright squares, one place for each of four classes, on noise."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(n) % 4
+    x = 0.3 * torch.rand(n, 1, size, size, generator=generator)
+    for i, c in enumerate(y.tolist()):
+        row, column = 4 * (c // 2), 4 * (c % 2)
+        x[i, :, row : row + 4, column : column + 4] += 0.6
+    return x, y
+
+
+def small():
+    generator = torch.Generator().manual_seed(3)
+    return WideResNet(10, 1, n_classes=4, n_channels=1, generator=generator)
+
+
+def weights(trainer):
+    return {k: v.clone() for k, v in trainer.network.state_dict().items()}
+
+
+def same(one, other):
+    return (
+        all(torch.equal(one[k], other[k]) for k in one) and one.keys() == other.keys()
+    )
+
+
+VARIANTS = {
+    "dkl": {},
+    "released": {"perturbation": 0.005, "perturbed_from": 2, "ramp": True},
+    "trades": {"objective": "trades"},
+    "pgd": {"objective": "pgd"},
+    "penalised": {"objective": "plain", "penalty_weight": 0.01, "penalty_every": 2},
+    "bf16": {"precision": "bf16"},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_run_that_was_interrupted_anywhere_ends_the_same(name, tmp_path):
+    recipe = Recipe(**{**TINY, **VARIANTS[name]})
+    x, y = images()
+    whole = RobustTrainer(small(), x, y, recipe, seed=5)
+    expected = whole.train(evaluate=lambda epoch: True)
+    path = tmp_path / "run.safetensors"
+    steps, taken = recipe.epochs * 3, 0
+    for stop in (1, 4, 6):  # in the middle of epochs, and at the end of one
+        trainer = RobustTrainer(small(), x, y, recipe, seed=5)
+        take = trainer._take
+
+        def counted(epoch, i, take=take, trainer=trainer, stop=stop):
+            take(epoch, i)
+            if trainer._done + 1 == stop:
+                signal.raise_signal(signal.SIGINT)
+
+        trainer._take = counted
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train(evaluate=lambda epoch: True, checkpoint=path)
+        assert trainer._done == stop
+        taken = stop
+    assert taken < steps
+    resumed = RobustTrainer(small(), x, y, recipe, seed=5)
+    found = resumed.train(evaluate=lambda epoch: True, checkpoint=path)
+    assert same(weights(whole), weights(resumed))
+    assert same(whole.averaged.state_dict(), resumed.averaged.state_dict())
+    for column in ("epoch", "loss", "seen_accuracy"):
+        assert expected[column] == found[column]
+
+
+def test_plain_training_is_sgd_in_a_loop():
+    x, y = images()
+    recipe = Recipe(
+        "plain", augment="none", averaging=0.0, **(TINY | {"averaged_from": 1})
+    )
+    trainer = RobustTrainer(small(), x, y, recipe, seed=5)
+    trainer.train()
+    network = small().train()
+    optimizer = torch.optim.SGD(
+        network.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4
+    )
+    draws = Draws(recipe, seed=5, device=torch.device("cpu"))
+    for epoch in (1, 2, 3):
+        optimizer.param_groups[0]["lr"] = recipe.rate(epoch)
+        for index in draws.order(epoch, 40).split(16):
+            optimizer.zero_grad()
+            F.cross_entropy(network(x[index]), y[index]).backward()
+            optimizer.step()
+    assert same(weights(trainer), network.state_dict())
+
+
+def test_the_penalty_is_grokalign_every_so_often():
+    x, y = images()
+    settings = TINY | {"epochs": 1}
+    recipe = Recipe("plain", augment="none", penalty_weight=0.1, penalty_every=2,
+                    **settings)  # fmt: skip
+    trainer = RobustTrainer(small(), x, y, recipe, seed=5)
+    loss = trainer.train()["loss"][0]
+    plain = Recipe("plain", augment="none", **settings)
+    without = RobustTrainer(small(), x, y, plain, seed=5).train()["loss"][0]
+    assert loss > without
+    # The first step's penalty, from the same network and any probes of its size.
+    network = small().train()
+    index = Draws(recipe, seed=5, device=torch.device("cpu")).order(1, 40)[:16]
+    penalty = GrokAlign(0.1, every=2, generator=torch.Generator().manual_seed(0))
+    values = [float(penalty(network, x[index])[1].detach()) for _ in range(40)][::2]
+    assert loss - without == pytest.approx(
+        # Steps 0 and 2, of 16 and of 8 images of 40; the second was not measured here.
+        sum(values) / len(values) * 24 / 40, rel=0.5,
+    )  # fmt: skip
+
+
+def test_adversarial_training_makes_a_network_robust():
+    x, y = images(80)
+    scores = {}
+    for objective in ("plain", "pgd", "trades", "dkl"):
+        recipe = Recipe(
+            objective, epochs=25, batch_size=20, radius=0.2, step_size=0.1, n_steps=4,
+            learning_rate=0.05, augment="none", soft_weight=1.0, square_weight=1.0,
+        )  # fmt: skip
+        network = nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4)
+        )
+        generator = torch.Generator().manual_seed(0)
+        for parameter in network.parameters():
+            nn.init.normal_(parameter, std=0.2, generator=generator)
+        trainer = RobustTrainer(network, x, y, recipe, seed=0)
+        trainer.train()
+        scores[objective] = evaluated(trainer.network, x, y, radius=0.2, n_steps=10)
+    assert scores["plain"]["accuracy"] > 0.9
+    for objective in ("pgd", "trades", "dkl"):
+        gained = scores[objective]["robust_accuracy"]
+        assert gained > scores["plain"]["robust_accuracy"] + 0.2, (objective, scores)
+
+
+def test_measures_come_from_the_network_at_rest_and_progress_from_every_epoch():
+    x, y = images()
+    modes, epochs = [], []
+    trainer = RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
+
+    def measure(network):
+        modes.append(network.training)
+        return {"answer": 42.0}
+
+    history = trainer.train(
+        evaluate=lambda epoch: epoch == 2, measure=measure,
+        progress=lambda epoch, row: epochs.append((epoch, row is not None)),
+    )  # fmt: skip
+    assert history["answer"] == [42.0, 42.0]
+    assert history["epoch"] == [2, 3]
+    assert modes == [False, False]
+    assert epochs == [(1, False), (2, True), (3, True)]
+    assert trainer.network.training
+
+
+def test_class_weights_are_the_mean_tempered_probabilities_of_each_class():
+    x, y = images()
+    x, y = x[y < 3], y[y < 3]  # no image of class 3: its row stays
+    recipe = Recipe(**(TINY | {"epochs": 1}))
+    trainer = RobustTrainer(small(), x, y, recipe, seed=0)
+    trainer.train()
+    table = trainer._tables["class_weights"]
+    torch.testing.assert_close(table.sum(1), torch.ones(4))
+    assert table[3].tolist() == [0.25] * 4
+    assert table[:3].std() > 0
+
+
+def test_a_checkpoint_of_another_run_is_refused_and_left(tmp_path):
+    x, y = images()
+    path = tmp_path / "run.safetensors"
+    trainer = RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
+    trainer.train(checkpoint=path, checkpoint_seconds=0)
+    content = path.read_bytes()
+    other = RobustTrainer(small(), x, y, Recipe(**TINY), seed=1)
+    with pytest.raises(ValueError, match="checkpoint must be of this run"):
+        other.train(checkpoint=path)
+    assert path.read_bytes() == content
+
+
+def test_a_loss_that_is_lost_is_told():
+    x, y = images()
+    recipe = Recipe("plain", learning_rate=1e30, **TINY)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+    with pytest.raises(TrainingDiverged, match=r"the loss must be finite, got .* in"):
+        RobustTrainer(network, x, y, recipe, seed=0).train()
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "words"),
+    [
+        (
+            torch.zeros(2, 3),
+            torch.zeros(2).long(),
+            r"x must be of shape \(n, c, h, w\)",
+        ),
+        (torch.zeros(2, 1, 8, 8).long(), torch.zeros(2).long(), "x must be of real"),
+        (2 * torch.ones(2, 1, 8, 8), torch.zeros(2).long(), r"values in \[0, 1\]"),
+        (torch.zeros(2, 1, 8, 8), torch.zeros(3).long(), r"y must be of shape \(2,\)"),
+        (torch.zeros(2, 1, 8, 8), torch.zeros(2), "y must be whole numbers"),
+        (torch.zeros(2, 1, 8, 8), torch.full((2,), 4), "y must be classes below 4"),
+        (torch.zeros(2, 1, 8, 8), torch.full((2,), -1), "y must be 0 or more"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused(x, y, words):
+    with pytest.raises(
+        (ValueError, TypeError), match=f"RobustTrainer: .*{words}|{words}"
+    ):
+        RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
