@@ -13,12 +13,15 @@ __all__ = ["NAMES", "item", "items"]
 # Name -> module that has its ITEM.
 _HOMES = {
     "sparsity": "figures.sparsity",
+    "capacity": "figures.capacity",
     "transformer": "figures.transformer",
     "table1": "tables.table1",
     "table2": "tables.table2",
     "alpha_path": "figures.alpha_path",
     "peers": "tables.peers",
     "construction": "figures.construction",
+    "layers": "figures.layers",
+    "small_cifar": "figures.small_cifar",
     "kernel_logistic": "figures.kernel_logistic",
     "zero_jacobian": "figures.zero_jacobian",
     "tabarena": "tables.tabarena",

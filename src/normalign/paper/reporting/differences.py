@@ -24,15 +24,19 @@ def differences(outcome: Outcome) -> list[str]:
     """
     item, lines = outcome.item, []
     ours = [run for run in outcome.runs if run.seed == outcome.runs[0].seed]
+    full: list[Run] = []
+    if "full" in item.sizes:
+        full = item.runs(size="full", preset=outcome.preset, digits="mnist")
+        full = [run for run in full if run.seed == 0]
+    places = {run.data for run in full}
     embedded = [run for run in ours if run.data == "digits_5000"]
     if embedded:
-        which = _which(embedded, ours, ())
-        lines.append(f"{which}5000 embedded digits in place of MNIST")
-    if "full" not in item.sizes:
+        which, proper = _which(embedded, ours, ()), data_words(places - {"synthetic"})
+        lines.append(f"{which}5000 embedded digits in place of {proper or 'MNIST'}")
+    if not full:
         return lines
-    full = item.runs(size="full", preset=outcome.preset, digits="mnist", seeds=1)
     if outcome.size != "full":
-        places = {run.data for run in full} if not item.needs_digits else set()
+        places = set() if item.needs_digits else places
         elsewhere = bool(places) and places.isdisjoint(run.data for run in ours)
         if elsewhere:
             lines.append(f"{outcome.data} in place of {data_words(places)}")
@@ -170,6 +174,11 @@ def _which(some: Sequence[Run], ours: Sequence[Run], changed: Collection[str]) -
 def _leaves(settings: Mapping[str, Any], above: str = "") -> dict[str, str]:
     """Return settings and settings within settings, by their whole names."""
     leaves = {}
+    if "shortened" in settings:  # changes of a recipe, kept apart from it
+        settings = {
+            **settings,
+            "recipe": {**settings["recipe"], **settings["shortened"]},
+        }
     for name, value in settings.items():
         if isinstance(value, Mapping):
             leaves |= _leaves(value, f"{above}{name}.")

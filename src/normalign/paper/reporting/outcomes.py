@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from normalign.paper.reporting.compare import command, verdicts
-from normalign.paper.reporting.sources import data_words
+from normalign.paper.reporting.sources import data_of
 from normalign.paper.results import Store
 from normalign.paper.spec import Claim, Item, Record, Run, Verdict
 
@@ -51,7 +51,7 @@ class Outcome:
     @property
     def data(self) -> str:
         """What the runs are computed on, in words."""
-        return data_words(run.data for run in self.runs)
+        return data_of(self.runs, self.records)
 
     @property
     def command(self) -> str:
