@@ -18,7 +18,6 @@ from normalign.paper.evidence.acceleration_table import (
     acceleration_rows,
     epochs_by_seed,
 )
-from normalign.paper.narrowing import Condition, narrowed
 from normalign.paper.reporting.compare import spoken
 from normalign.paper.reporting.outcomes import Outcome, outcome
 from normalign.paper.reporting.rendering import render
@@ -28,11 +27,6 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests run this file from afar
 import tabular_tables
 
 ARCHIVES = Path(__file__).parent.parent / "results" / "paper"
-# What is shown of an item whose runs are not all there: all but the task of 150000
-# rows, for which there was no room beside the others.
-PARTS = {"tabarena": ["task!=GiveMeSomeCredit"]}
-
-
 @cache
 def archived() -> Store:
     """The archived runs, read once."""
@@ -41,9 +35,9 @@ def archived() -> Store:
 
 @cache
 def full(name: str, preset: str = "released") -> Outcome:
-    """What there is of an item at full size, or of the part of it that is shown."""
-    shown = narrowed(item(name), [Condition.read(one) for one in PARTS.get(name, [])])
-    return outcome(shown, size="full", preset=preset, digits="mnist", store=archived())
+    """What there is of an item at full size."""
+    found = item(name)
+    return outcome(found, size="full", preset=preset, digits="mnist", store=archived())
 
 
 def shown(words: str) -> str:

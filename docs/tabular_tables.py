@@ -359,7 +359,7 @@ def peers(found: Outcome) -> str:
             "",
             *_picture(),
             "Leak-free, one seed, the same folds and the same validation rows for all, "
-            f"on {said}; larger ones were left out for want of time. Beyond the paper, "
+            f"on {said}. Beyond the paper, "
             "which compares RFAM with RFM alone.",
             "",
             f'    normalign reproduce peers --full --only "rows<={most}" --device cpu',
