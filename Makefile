@@ -24,6 +24,7 @@ docs: $(READY)
 	$(BIN)/python docs/figures.py
 	$(BIN)/python docs/tables.py
 	$(BIN)/python docs/paper_figures.py
+	$(BIN)/python docs/profile_figure.py
 
 clean:
 	rm -rf .venv out

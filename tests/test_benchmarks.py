@@ -107,3 +107,16 @@ def test_the_benchmark_of_ridges_runs_and_ends_with_its_json(tmp_path):
     assert result == json.loads(saved.read_text())
     assert [row["n"] for row in result["rows"]] == [100, 300]
     assert all(row["ratio"] > 0 for row in result["rows"])
+
+
+def test_the_benchmark_of_profiles_runs_both_routes_to_the_same_numbers(tmp_path):
+    saved = tmp_path / "layer_profile.json"
+    result = last_line(
+        "layer_profile.py", "--images", "2", "--width", "4", "--save", str(saved)
+    )
+    assert result == json.loads(saved.read_text())
+    assert set(result["records"]) == {"shared", "separate"}
+    for record in result["records"].values():
+        assert record["seconds"] > 0
+        assert list(record["means"]) == ["layer1", "layer2", "layer3", "layer4"]
+    assert result["differs"] < 1e-3  # float32 rows of one pass and of another

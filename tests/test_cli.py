@@ -307,7 +307,7 @@ def test_measure_equals_local_geometry_of_the_loaded_model(files, capsys):
     assert main([*files.words, "--at", "2", "--json", str(target)]) == 0
     captured = capsys.readouterr()
     assert "normal alignment" in captured.out.replace("\n", " ")
-    assert "measuring 8 samples at 2" in captured.err
+    assert "measuring 8 samples on" in captured.err
     report = json.loads(target.read_text())
     for name, at in (("input", None), ("2", "2")):
         ours = report["at"][name]

@@ -36,6 +36,8 @@ _HOMES = {
     # all of them at once, without building the Jacobian
     "LocalGeometry": "geometry",
     "local_geometry": "geometry",
+    "LayerProfile": "geometry",
+    "layer_profile": "geometry",
     # pull a model towards alignment while it trains
     "GrokAlign": "regularizers",
     "tune_weight": "training",
@@ -53,12 +55,14 @@ _HOMES = {
     # pictures
     "plot_centroids": "plots",
     "plot_partition": "plots",
+    "plot_profile": "plots",
 }
 
 __all__ = [
     "At",
     "Ensemble",
     "GrokAlign",
+    "LayerProfile",
     "LocalAffine",
     "LocalGeometry",
     "Member",
@@ -77,6 +81,7 @@ __all__ = [
     "estimators",
     "geometry",
     "kernels",
+    "layer_profile",
     "local_affine",
     "local_geometry",
     "local_robustness",
@@ -88,6 +93,7 @@ __all__ = [
     "participation_rank",
     "plot_centroids",
     "plot_partition",
+    "plot_profile",
     "plots",
     "power_diagram",
     "regularizers",
@@ -172,6 +178,9 @@ if TYPE_CHECKING:  # what type checkers and editors see; keep in step with _HOME
         At as At,
     )
     from normalign.geometry import (
+        LayerProfile as LayerProfile,
+    )
+    from normalign.geometry import (
         LocalAffine as LocalAffine,
     )
     from normalign.geometry import (
@@ -188,6 +197,9 @@ if TYPE_CHECKING:  # what type checkers and editors see; keep in step with _HOME
     )
     from normalign.geometry import (
         effective_rank as effective_rank,
+    )
+    from normalign.geometry import (
+        layer_profile as layer_profile,
     )
     from normalign.geometry import (
         local_affine as local_affine,
@@ -212,6 +224,9 @@ if TYPE_CHECKING:  # what type checkers and editors see; keep in step with _HOME
     )
     from normalign.plots import (
         plot_partition as plot_partition,
+    )
+    from normalign.plots import (
+        plot_profile as plot_profile,
     )
     from normalign.regularizers import (
         GrokAlign as GrokAlign,

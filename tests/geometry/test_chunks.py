@@ -55,3 +55,18 @@ def test_vectors_are_halved_before_the_budget_is_broken():
     )
     assert plan.samples == 1
     assert plan.vectors < 64
+
+
+def test_a_given_number_of_samples_does_not_lift_the_limit_on_vectors():
+    wide = nn.Sequential(nn.Linear(8, 2**20), nn.ReLU(), nn.Linear(2**20, 64))
+    plan = plan_chunks(
+        LocalMap(wide),
+        torch.randn(10, 8),
+        chunk_size=2,
+        memory_budget=None,
+        n_vectors=64,
+        kept_per_sample=0,
+    )
+    assert plan.samples == 2
+    # two samples of 4 MiB each, and 16 MiB to go through a CPU at once
+    assert plan.vectors == 2

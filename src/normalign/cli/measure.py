@@ -16,13 +16,14 @@ from normalign.cli.output import as_json, note, number, table
 if TYPE_CHECKING:
     import torch
 
-    from normalign.geometry import LocalGeometry
+    from normalign.geometry import LayerProfile
 
 __all__ = ["add_to", "run"]
 
 _CALLEE = "normalign measure"
 _INPUT = "input"
 _TABLE_WIDTH = 125  # columns that a row of all measures takes
+_PICTURES = (".png", ".svg", ".pdf")
 
 
 def add_to(commands: Any) -> None:
@@ -30,13 +31,15 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "measure", allow_abbrev=False, help="the local geometry of your own model",
         description="Measure the local geometry of a torch model at given inputs: the "
-        "whole map, and with --at the map from a submodule's input to the output. "
+        "whole map, with --at the map from a submodule's input to the output, with "
+        "--profile those from all stages of the network. "
         "Your model's file is run; weights and data are read without pickle.",
     )  # fmt: skip
     add = parser.add_argument
     add(
         "--model", required=True, metavar="FILE.py:build",
-        help="a Python file and the function in it that returns an nn.Module",
+        help="a Python file and the function in it that returns an nn.Module, or "
+        "normalign.nn:NAME for a network of ours (resnet18, resnet50, ...)",
     )  # fmt: skip
     add(
         "--weights", type=Path, metavar="W",
@@ -53,11 +56,19 @@ def add_to(commands: Any) -> None:
         help="a submodule, as in model.named_modules(); may be repeated",
     )  # fmt: skip
     add(
+        "--profile", action="store_true",
+        help="measure the stages of the network too, found by themselves",
+    )  # fmt: skip
+    add(
         "--method", choices=("auto", "exact", "matrix_free"), default="auto",
         help="default: %(default)s",
     )  # fmt: skip
     add("--limit", type=int, metavar="N", help="measure only the first N samples")
     add("--batch-limit", type=int, metavar="N", help="at most N samples at once")
+    add(
+        "--figure", type=Path, metavar="FILE",
+        help="draw alignment and rank by place: a .png, .svg or .pdf file",
+    )  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="save every sample as JSON")
     add("--csv", type=Path, metavar="FILE", help="save every sample as CSV")
     add(
@@ -76,10 +87,11 @@ def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     import torch
 
+    from normalign.cli.measuring import Measurement
     from normalign.cli.user_model import built_model, load_weights, read_arrays
 
     device = _device(arguments.device)
-    model = built_model(_CALLEE, arguments.model)
+    model = built_model(_CALLEE, arguments.model, weights=arguments.weights)
     known = [name for name, _ in model.named_modules() if name]
     for place in arguments.at:
         require(
@@ -97,28 +109,33 @@ def run(arguments: argparse.Namespace) -> int:
     x, y = x[: arguments.limit], None if y is None else y[: arguments.limit]
     if x.is_floating_point() or dtype is not None:
         x = x.to(dtype or _real_dtype(model))
-    measured = {}
-    # Tokens have no Jacobian; from the places named with --at there is one.
-    places = [None] if x.is_floating_point() or not arguments.at else []
-    for place in (*places, *arguments.at):
-        name = place or _INPUT
-        note(f"measuring {len(x)} samples at {name} on {device}")
-        measured[name] = _measured(model, x, y, place, arguments, device)
-    _save(arguments, measured, device)
-    _print(measured, len(x))
+    measurement = Measurement(_CALLEE, model, x, y, arguments, device)
+    ended = measurement.work()
+    profile = measurement.profile()
+    if len(profile):
+        _save(arguments, profile, device, complete=ended is None)
+        _print(profile)
+    if ended is not None:
+        raise ended
     return 0
 
 
-def _print(measured: dict[str, LocalGeometry], n: int) -> None:
+def _print(profile: LayerProfile) -> None:
     """One row per place; one column per place where the terminal is too narrow."""
-    columns = sorted({key for g in measured.values() for key in g.mean()}, key=_order)
+    means = profile.means()
+    columns = sorted({key for mean in means.values() for key in mean}, key=_order)
     grid = [["at", *(name.replace("_", " ") for name in columns)]]
-    for name, geometry in measured.items():
-        mean = geometry.mean()
+    for name, mean in means.items():
         grid.append([name, *(number(mean[c]) if c in mean else "-" for c in columns)])
+    counts = [len(geometry) for geometry in profile.values()]
+    title = f"Means over {max(counts)} samples"
+    if min(counts) < max(counts):
+        title = "Means over the samples that were measured"
+        for row, cell in zip(grid, ["samples", *map(str, counts)], strict=True):
+            row.append(cell)
     if sys.stdout.isatty() and shutil.get_terminal_size().columns < _TABLE_WIDTH:
         grid = [list(row) for row in zip(*grid, strict=True)]
-    table(f"Means over {n} samples", grid[0], grid[1:], numeric=True)
+    table(title, grid[0], grid[1:], numeric=True)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -126,16 +143,35 @@ def _check(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, option)
         flag = "--" + option.replace("_", "-")
         require(value is None or value >= 1, _CALLEE, flag, "at least 1", value)
-    for flag, path in (("--json", arguments.json), ("--csv", arguments.csv)):
+    for option in ("figure", "json", "csv"):
+        path = getattr(arguments, option)
         require(
-            path is None or (path.parent.is_dir() and not path.is_dir()), _CALLEE, flag,
-            "a file in a folder that exists", str(path),
+            path is None or (path.parent.is_dir() and not path.is_dir()), _CALLEE,
+            f"--{option}", "a file in a folder that exists", str(path),
         )  # fmt: skip
+    if arguments.figure is not None:
+        _check_figure(arguments.figure)
     require(
         len(set(arguments.at)) == len(arguments.at) and _INPUT not in arguments.at,
         _CALLEE, "--at", f"different names, none of them {_INPUT!r}",
         ", ".join(arguments.at),
     )  # fmt: skip
+
+
+def _check_figure(path: Path) -> None:
+    from importlib.util import find_spec
+
+    require(
+        path.suffix.lower() in _PICTURES, _CALLEE, "--figure",
+        f"a {', '.join(_PICTURES[:-1])} or {_PICTURES[-1]} file", path.name,
+    )  # fmt: skip
+    if find_spec("matplotlib") is None:
+        raise ModuleNotFoundError(
+            complaint(
+                _CALLEE, "--figure", "drawable", f"{path.name} without matplotlib",
+                "pip install 'normalign[plots]'",
+            )
+        )  # fmt: skip
 
 
 def _device(name: str) -> torch.device:
@@ -163,37 +199,6 @@ def _real_dtype(model: torch.nn.Module) -> torch.dtype:
     return next(kinds, torch.float32)
 
 
-def _measured(
-    model: torch.nn.Module,
-    x: torch.Tensor,
-    y: torch.Tensor | None,
-    place: str | None,
-    arguments: argparse.Namespace,
-    device: torch.device,
-) -> LocalGeometry:
-    import torch
-
-    from normalign.geometry import local_geometry
-
-    try:
-        return local_geometry(
-            model, x.to(device), None if y is None else y.to(device), at=place,
-            method=arguments.method, chunk_size=arguments.batch_limit or "auto",
-        )  # fmt: skip
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, LookupError, ArithmeticError, AssertionError) as error:
-        # What torch and the model's own code say when shapes, dtypes or values do not
-        # fit: a token beyond the vocabulary is an IndexError.
-        raise ValueError(
-            complaint(
-                _CALLEE, "--data", "inputs that the model takes",
-                f"{tuple(x.shape)} {x.dtype}, and the model says: "
-                f"{type(error).__name__}: {error}",
-            )
-        ) from error  # fmt: skip
-
-
 def _order(name: str) -> int:
     from dataclasses import fields
 
@@ -204,32 +209,40 @@ def _order(name: str) -> int:
 
 def _save(
     arguments: argparse.Namespace,
-    measured: dict[str, LocalGeometry],
+    profile: LayerProfile,
     device: torch.device,
+    *,
+    complete: bool,
 ) -> None:
-    samples = {
-        name: {key: value.tolist() for key, value in g.measures().items()}
-        for name, g in measured.items()
-    }
     if arguments.json is not None:
         report = {
             "model": arguments.model,
             "weights": None if arguments.weights is None else str(arguments.weights),
             "data": str(arguments.data),
             "device": str(device),
-            "at": {
-                name: {"method": g.method, "mean": g.mean(), "samples": samples[name]}
-                for name, g in measured.items()
-            },
+            "complete": complete,
+            **profile.to_dict(),
         }
         arguments.json.write_text(as_json(report) + "\n", encoding="utf-8")
         note(f"saved {arguments.json}")
     if arguments.csv is not None:
-        arguments.csv.write_text(_as_csv(samples), encoding="utf-8", newline="")
+        arguments.csv.write_text(_as_csv(profile), encoding="utf-8", newline="")
         note(f"saved {arguments.csv}")
+    if arguments.figure is not None:
+        import matplotlib as mpl
+
+        mpl.use("agg")
+        from normalign.plots import plot_profile
+
+        plot_profile(profile).savefig(arguments.figure, dpi=150, facecolor="white")
+        note(f"saved {arguments.figure}")
 
 
-def _as_csv(samples: dict[str, dict[str, list[float]]]) -> str:
+def _as_csv(profile: LayerProfile) -> str:
+    samples = {
+        name: {key: value.tolist() for key, value in geometry.measures().items()}
+        for name, geometry in profile.items()
+    }
     columns = sorted({key for part in samples.values() for key in part}, key=_order)
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")

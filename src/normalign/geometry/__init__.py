@@ -9,6 +9,10 @@
 `report.py`               `local_geometry`: all of them at once
 `exact.py`                ... from the Jacobian's rows, a few samples at a time
 `matrix_free.py`          ... from products with J and J^T, for many outputs
+`profile.py`              `layer_profile`: all of them at several places of a network
+`profile_run.py`          ... step by step
+`places.py`               ... where the stages of a network begin
+`shared.py`               ... products with J^T of several places in one pass
 `partition/`              `partition`: the tiles of a 2-D slice, exactly
 `ntk.py`                  `ntk`: the empirical neural tangent kernel
 `local_map.py`            which map is measured: `At`, the output
@@ -32,21 +36,26 @@ from normalign.geometry.matrix_free import MatrixFreeOptions
 from normalign.geometry.ntk import ntk
 from normalign.geometry.partition import Partition, Residual, Slice, partition
 from normalign.geometry.power_diagram import PowerDiagram, power_diagram
+from normalign.geometry.profile import LayerProfile, layer_profile
+from normalign.geometry.profile_run import ProfileRun
 from normalign.geometry.rank import effective_rank, participation_rank
 from normalign.geometry.report import LocalGeometry, local_geometry
 
 __all__ = [
     "At",
+    "LayerProfile",
     "LocalAffine",
     "LocalGeometry",
     "MatrixFreeOptions",
     "Partition",
     "PowerDiagram",
+    "ProfileRun",
     "Residual",
     "Slice",
     "alignment_ratio",
     "centroid_alignment",
     "effective_rank",
+    "layer_profile",
     "local_affine",
     "local_geometry",
     "local_robustness",

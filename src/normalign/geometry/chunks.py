@@ -88,7 +88,6 @@ def plan_chunks(
             "a positive integer, 'auto' or None",
             repr(chunk_size),
         )
-        return ChunkPlan(chunk_size, n_vectors)
     if memory_budget is None:
         memory_budget = default_budget(x.device)
     require(memory_budget > 0, callee, "memory_budget", "positive", memory_budget)
@@ -107,6 +106,8 @@ def plan_chunks(
     fits = WORKING_SET.get(x.device.type, 64 * 2**20)
     if x.device.type == "cpu":  # a GPU gains from more samples, a CPU loses its caches
         samples = min(samples, max(1, fits // largest))
+    if chunk_size != "auto":  # the samples are settled, what goes through is not
+        samples = chunk_size
     resident = max(min(samples, len(x)) * largest, 1)
     vectors = min(vectors, max(1, fits // resident))
     return ChunkPlan(samples, vectors)

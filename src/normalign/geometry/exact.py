@@ -19,16 +19,22 @@ centroids of a network trained by cross-entropy) would drown in rounding otherwi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from normalign.geometry.alignment import safe_ratio
-from normalign.geometry.jacobian import columns, pulled_rows, rows
+from normalign.geometry.jacobian import columns
 from normalign.geometry.linearize import Linearization
 from normalign.geometry.margin import nearest_boundary
 from normalign.geometry.spectrum import finite_eigh, smaller_gram
 
-__all__ = ["exact_measures", "summing_dtype"]
+__all__ = ["column_slabs", "exact_measures", "measures_of", "summing_dtype"]
+
+# Bytes of a float64 copy of a few columns: on a CPU it should stay in the caches.
+SLAB = {"cpu": 8 * 2**20, "cuda": 2**30}
 
 
 def exact_measures(
@@ -50,55 +56,149 @@ def exact_measures(
     """
     _, k, d = linear.shape
     if range_basis is not None:
-        narrow = pulled_rows(linear, range_basis.mT, vectors)
+        narrow = gathered_rows(linear, range_basis.mT, vectors)
+    elif k <= d:
+        eye = torch.eye(k, dtype=linear.output.dtype, device=linear.output.device)
+        narrow = gathered_rows(linear, eye, vectors)
     else:
-        narrow = rows(linear, vectors) if k <= d else columns(linear, vectors)
+        narrow = columns(linear, vectors)
+    return measures_of(narrow, linear.input, linear.output, y, range_basis=range_basis)
+
+
+def gathered_rows(linear: Linearization, directions: Tensor, vectors: int) -> Tensor:
+    """Return ``V J`` of output directions V, (p, k), as (n, p, d), held only once."""
+    n, _, d = linear.shape
+    found: Tensor | None = None
+    for start in range(0, len(directions), vectors):
+        block = directions[start : start + vectors]
+        pulled = linear.pull(block.unsqueeze(1).expand(-1, n, -1)).transpose(0, 1)
+        if found is None:
+            found = pulled.new_empty(n, len(directions), d)
+        found[:, start : start + vectors] = pulled
+    assert found is not None
+    return found
+
+
+def measures_of(
+    narrow: Tensor,
+    point: Tensor,
+    output: Tensor,
+    y: Tensor | None,
+    *,
+    range_basis: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """Return every measure of samples whose Jacobians are given.
+
+    Parameters
+    ----------
+    narrow : Tensor of shape (n, p, d)
+        The Jacobians, or with a range basis ``B = Q^T J``. In the model's precision:
+        float64 copies are made of a few columns at a time.
+    point : Tensor of shape (n, d)
+    output : Tensor of shape (n, k)
+    """
     dtype = summing_dtype(narrow.device)
-    short, x = narrow.to(dtype), linear.input.to(dtype)
-    output = linear.output.to(device=narrow.device, dtype=dtype)
-    del narrow
-    size = short.abs().amax((1, 2))  # squares of a map of any size stay finite
-    size = torch.where(size == 0, 1.0, size)
-    short = short / size[:, None, None]
-    by_rows = short.shape[1] <= d
-    short_x = torch.einsum("npd,nd->np", short, x)
-    gram = smaller_gram(short)
-    values, vectors_ = finite_eigh(gram)
+    x = point.to(dtype)
+    output = output.to(device=narrow.device, dtype=dtype)
+    seen = _reduced(narrow, x)
+    values, vectors_ = finite_eigh(seen.gram)
     values = values.clamp_min(0)
     lead, energy, total = vectors_[..., -1], values[..., -1], values.sum(-1)
     length = x.norm(dim=-1)
-    along = (lead * (short_x if by_rows else x)).sum(-1).abs()
-    scale = energy.sqrt() * length if by_rows else length * (energy != 0)
+    along = (lead * (seen.product if seen.by_rows else x)).sum(-1).abs()
+    scale = energy.sqrt() * length if seen.by_rows else length * (energy != 0)
     spread = values.sqrt().sum(-1).square()
+    size = seen.size[:, None]
     if range_basis is None:
-        jx, centroid = short_x, short.sum(1)
+        jx, weights = seen.product, torch.ones_like(seen.product[0])
     else:
-        basis = range_basis.to(short)
-        jx = short_x @ basis.mT
-        centroid = torch.einsum("npd,p->nd", short, basis.sum(0))
-    jx, centroid = jx * size[:, None], centroid * size[:, None]
+        basis = range_basis.to(seen.product)
+        jx, weights = seen.product @ basis.mT, basis.sum(0)
     measures = {
         "normal_alignment": safe_ratio(along, scale).clamp(max=1),
         "effective_rank": safe_ratio(total, energy),
         "participation_rank": safe_ratio(spread, total),
-        "jacobian_norm": total.sqrt() * size,
-        **offset_and_centroid(output, jx, centroid, x),
+        "jacobian_norm": total.sqrt() * seen.size,
+        **offset_and_centroid(
+            output, jx * size, _combined(narrow, weights, seen.size) * size, x
+        ),
     }
-    ratio = safe_ratio(short_x.norm(dim=-1), total.sqrt() * length)
+    ratio = safe_ratio(seen.product.norm(dim=-1), total.sqrt() * length)
     measures["alignment_ratio"] = ratio.clamp(max=1)
     if y is not None:
-        if range_basis is None:
-            own = short.take_along_dim(y[:, None, None], 1).squeeze(1)
-            squares = short.square().sum(-1)
-            cross = torch.einsum("nkd,nd->nk", short, own)
-        else:
-            seen = range_basis.to(short) @ (gram if by_rows else short @ short.mT)
-            squares = (seen * range_basis.to(short)).sum(-1)
-            cross = torch.einsum("nkp,np->nk", seen, range_basis.to(short)[y])
+        squares, cross = _row_products(narrow, seen, y, range_basis)
         gap = squares + squares.take_along_dim(y[:, None], 1) - 2 * cross
-        distance = gap.clamp_min(0).sqrt() * size[:, None]
+        distance = gap.clamp_min(0).sqrt() * size
         measures["local_robustness"] = nearest_boundary(output, distance, y)
     return measures
+
+
+@dataclass(frozen=True)
+class _Reduced:
+    """What remains of the Jacobians of a piece, all of them divided by ``size``."""
+
+    gram: Tensor
+    product: Tensor  # with the point, (n, p)
+    size: Tensor
+    by_rows: bool
+
+
+def _reduced(narrow: Tensor, x: Tensor) -> _Reduced:
+    _, p, d = narrow.shape
+    if narrow.numel():
+        # Squares of a map of any size stay finite.
+        size = torch.maximum(narrow.amax((1, 2)), -narrow.amin((1, 2))).to(x)
+        size = torch.where(size == 0, 1.0, size)
+    else:
+        size = torch.ones_like(x[:, 0])
+    if p > d:
+        short = narrow.to(x) / size[:, None, None]
+        product = torch.einsum("npd,nd->np", short, x)
+        return _Reduced(smaller_gram(short), product, size, by_rows=False)
+    gram, product = x.new_zeros(len(x), p, p), x.new_zeros(len(x), p)
+    for part in column_slabs(narrow):
+        short = narrow[:, :, part].to(x) / size[:, None, None]
+        gram += short @ short.mT
+        product += torch.einsum("npd,nd->np", short, x[:, part])
+    return _Reduced(gram, product, size, by_rows=True)
+
+
+def _combined(narrow: Tensor, weights: Tensor, size: Tensor) -> Tensor:
+    """Return the weighted sum of each Jacobian's rows, (n, d), over its size."""
+    scaled = weights / size[:, None]
+    parts = [
+        torch.einsum("npd,np->nd", narrow[:, :, part].to(weights), scaled)
+        for part in column_slabs(narrow)
+    ]
+    return torch.cat(parts, 1)
+
+
+def _row_products(
+    narrow: Tensor, seen: _Reduced, y: Tensor, range_basis: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return ``|J_c|^2`` and ``J_c . J_y`` of all outputs c, (n, k), over the size."""
+    gram = seen.gram
+    if not seen.by_rows:
+        short = narrow.to(gram) / seen.size[:, None, None]
+        if range_basis is None:
+            own = short.take_along_dim(y[:, None, None], 1).squeeze(1)
+            return short.square().sum(-1), torch.einsum("nkd,nd->nk", short, own)
+        gram = short @ short.mT
+    if range_basis is None:
+        cross = gram.take_along_dim(y[:, None, None], 2).squeeze(2)
+        return gram.diagonal(dim1=1, dim2=2), cross
+    basis = range_basis.to(gram)
+    images = basis @ gram
+    return (images * basis).sum(-1), torch.einsum("nkp,np->nk", images, basis[y])
+
+
+def column_slabs(rows: Tensor) -> Iterator[slice]:
+    """Yield slices of the columns of (n, p, d), small enough to be copied."""
+    n, p, d = rows.shape
+    limit = SLAB.get(rows.device.type, SLAB["cpu"])
+    width = max(1, limit // max(1, 8 * n * p))
+    for start in range(0, d, width):
+        yield slice(start, min(start + width, d))
 
 
 def offset_and_centroid(

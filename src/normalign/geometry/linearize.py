@@ -43,6 +43,8 @@ class Linearization:
     point_map : PointMap
     vmappable : bool
         Whether a block of vectors may go through ``vmap``; else they go one by one.
+    at_once : int, optional
+        Most vectors that go through together, of however many are given.
 
     Attributes
     ----------
@@ -50,14 +52,21 @@ class Linearization:
     output : Tensor of shape (n, k)
     """
 
-    def __init__(self, point_map: PointMap, *, vmappable: bool = True) -> None:
+    def __init__(
+        self,
+        point_map: PointMap,
+        *,
+        vmappable: bool = True,
+        at_once: int | None = None,
+    ) -> None:
         self._function, self._point = point_map.function, point_map.point
-        self._vmappable = vmappable
+        self._vmappable, self._at_once = vmappable, at_once
         self.input = self._point.flatten(1)
         with attention_with_derivatives(), frozen_randomness():
             try:
                 self.output, pullback, *_ = vjp(self._function, self._point)
-                self._push_one: Product = self._forward_mode
+                # A flag: a method kept here would be a circle, and keep the graph.
+                self._has_forward_mode = True
                 # A graph of the derivative itself is wanted only if something upstream
                 # is being trained; it doubles the memory.
                 create_graph = self.output.requires_grad
@@ -65,7 +74,7 @@ class Linearization:
                 if not any(words in str(error) for words in REFUSED_BY_FUNC):
                     raise
                 self.output, pullback = self._plain_autograd()
-                self._push_one = self._double_backward
+                self._has_forward_mode = False
                 self._vmappable, create_graph = False, False
         self._pull_one: Product = lambda v: pullback(v, create_graph=create_graph)[0]
 
@@ -84,13 +93,17 @@ class Linearization:
         """Return ``J u`` for a block of tangents, (b, n, d) -> (b, n, k)."""
         tangents = tangents.to(self._point).unflatten(2, self._point.shape[1:])
         with attention_with_derivatives():
-            try:
-                return self._block(self._push_one, tangents)
-            except NotImplementedError:  # an operator without a forward-mode rule
-                self._push_one = self._double_backward
-                return self._block(self._push_one, tangents)
+            if self._has_forward_mode:
+                try:
+                    return self._block(self._forward_mode, tangents)
+                except NotImplementedError:  # an operator without a forward-mode rule
+                    self._has_forward_mode = False
+            return self._block(self._double_backward, tangents)
 
     def _block(self, product: Product, vectors: Tensor) -> Tensor:
+        if self._at_once is not None and len(vectors) > self._at_once:
+            parts = vectors.split(self._at_once)
+            return torch.cat([self._block(product, part) for part in parts])
         together = self._vmappable and product != self._double_backward
         if together and len(vectors) > 1:
             try:

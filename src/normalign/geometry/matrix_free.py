@@ -17,18 +17,23 @@ still lacks; if one pass for each output is cheaper than either, these are summe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from normalign._checks import require
 from normalign.geometry.alignment import safe_ratio
-from normalign.geometry.exact import offset_and_centroid, summing_dtype
+from normalign.geometry.exact import (
+    column_slabs,
+    offset_and_centroid,
+    summing_dtype,
+)
 from normalign.geometry.linearize import Compressed, Linearization
 from normalign.geometry.margin import nearest_boundary
 from normalign.geometry.spectrum import finite_eigh
 
-__all__ = ["MatrixFreeOptions", "matrix_free_measures"]
+__all__ = ["MatrixFreeOptions", "SummedNorms", "matrix_free_measures"]
 
 
 @dataclass(frozen=True)
@@ -72,14 +77,30 @@ class MatrixFreeOptions:
         )
 
 
+class SummedNorms(Protocol):
+    """Squared norms of the same samples that several maps find in the same passes."""
+
+    def known(self, range_basis: Tensor | None) -> Tensor | None:
+        """Return ``|J|_F^2`` of each sample, if all of them have been summed."""
+        ...
+
+    def summed(self, range_basis: Tensor | None) -> Tensor:
+        """Return ``|J|_F^2`` of each sample, from a pull-back for each direction."""
+        ...
+
+
 class KrylovSpace:
     """A growing orthonormal basis Q of outputs with its image J^T Q, for each sample.
+
+    The image is by far the largest thing here; it is kept once, in the precision in
+    which the model gives it, and only products of it are taken in float64.
 
     Attributes
     ----------
     basis : Tensor of shape (n, p, m)
         In the coordinates of the compressed outputs.
-    image : Tensor of shape (n, m, d)
+    gram : Tensor of shape (n, m, m)
+        ``Q^T J J^T Q``.
     energy : Tensor of shape (n,)
         The leading Ritz value of ``J J^T``, an estimate of ``s_1^2`` from below.
     weights : Tensor of shape (n, m)
@@ -96,24 +117,47 @@ class KrylovSpace:
         self._generator = torch.Generator().manual_seed(1)
         self._fresh = _orthonormal(start, start[..., :0], self._generator)
         self._pulled: Tensor | None = None
+        self._images: list[Tensor] = []
         self.can_grow = True
         self._room = min(max_rank, linear.shape[1])
         # Products carry the rounding of the model's own precision.
         self._noise = linear.noise
         self.basis = start[..., :0]
-        self.image = start.new_zeros(len(start), 0, linear.shape[2])
+        self.gram = start.new_zeros(len(start), 0, 0)
         self.grow()
 
     def grow(self) -> None:
         """Add a block to the space, a pull-back for each of its vectors."""
         self.settle()
-        fresh = self._fresh
-        self.basis = torch.cat([self.basis, fresh], 2)
-        self._pulled = self._linear.pull(fresh.permute(2, 0, 1)).to(fresh)
-        self.image = torch.cat([self.image, self._pulled.transpose(0, 1)], 1)
-        self._values, self._vectors = finite_eigh(self.image @ self.image.mT)
+        self.basis = torch.cat([self.basis, self._fresh], 2)
+        self._pulled = self._linear.pull(self._fresh.permute(2, 0, 1))
+        image = self._pulled.transpose(0, 1)
+        cross, inner = self.products(image), _products(image, image, self.basis)
+        self.gram = torch.cat(
+            [torch.cat([self.gram, cross], 2), torch.cat([cross.mT, inner], 2)], 1
+        )
+        self._images.append(image)
+        self._values, self._vectors = finite_eigh(self.gram)
         self.energy = self._values[:, -1].clamp_min(0)
         self.weights = self._vectors[..., -1]
+
+    def products(self, pulled: Tensor) -> Tensor:
+        """Return ``(J^T Q)^T h`` for each of the vectors h, (n, b, d) -> (n, m, b)."""
+        if not self._images:
+            return self.gram.new_zeros(len(pulled), 0, pulled.shape[1])
+        found = [_products(image, pulled, self.basis) for image in self._images]
+        return torch.cat(found, 1)
+
+    def leading_image(self) -> Tensor:
+        """Return ``J^T u`` of the leading Ritz vector u, (n, d)."""
+        widths = [image.shape[1] for image in self._images]
+        found: Tensor | float = 0.0
+        for image, weights in zip(
+            self._images, self.weights.split(widths, 1), strict=True
+        ):
+            found = found + torch.einsum("nm,nmd->nd", weights, image.to(weights))
+        assert isinstance(found, Tensor)
+        return found
 
     def settle(self) -> None:
         """Push the last block forward: what it says of the error, and the next block.
@@ -157,6 +201,7 @@ def matrix_free_measures(
     generator: torch.Generator,
     vectors: int,
     range_basis: Tensor | None = None,
+    norms: SummedNorms | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the measures of each sample, and error estimates of the estimated ones.
 
@@ -168,6 +213,8 @@ def matrix_free_measures(
         Pull-backs in one pass, where all outputs are summed after all.
     range_basis : Tensor of shape (k, p), optional
         Orthonormal columns whose span holds the range of every Jacobian.
+    norms : SummedNorms, optional
+        Knows, or sums together with those of other maps, the squared norm.
     """
     dtype = summing_dtype(linear.input.device)
     x = linear.input.to(dtype)
@@ -177,13 +224,22 @@ def matrix_free_measures(
     centroid = linear.pull(ones)[0].to(x)
     short = Compressed(linear, range_basis)
     space = leading_space(short, short.coordinates(jx), options, generator)
-    estimate = squared_norm(short, space, options, generator)
-    if estimate is None:
-        total, total_error = summed_square(short, vectors), 0 * space.energy
+    known = None if norms is None else norms.known(range_basis)
+    if known is not None:
+        estimate = known.to(x), 0 * space.energy
     else:
+        estimate = squared_norm(short, space, options, generator)
+    if estimate is not None:
         total, total_error = estimate
+    else:
+        summed = (
+            summed_square(short, vectors)
+            if norms is None
+            else norms.summed(range_basis)
+        )
+        total, total_error = summed.to(x), 0 * space.energy
     energy, tilt = space.energy, space.tilt
-    right = torch.einsum("nm,nmd->nd", space.weights, space.image)
+    right = space.leading_image()
     norm, length = total.sqrt(), x.norm(dim=-1)
     cosine = safe_ratio((right * x).sum(-1).abs(), right.norm(dim=-1) * length)
     norm_error = safe_ratio(total_error, 2 * norm)
@@ -204,8 +260,7 @@ def matrix_free_measures(
         "alignment_ratio": ratio * relative,
     }
     if y is not None:
-        seen = space.image @ space.image.mT
-        looks = row_distances(short.outputs(space.basis), seen, y)
+        looks = row_distances(short.outputs(space.basis), space.gram, y)
         distance, slack = nearest_candidate(
             linear, looks, energy, output, y, candidates=options.candidates
         )
@@ -244,19 +299,25 @@ def squared_norm(
     n, p, _ = linear.shape
     block, spent, lacked = options.block, 0, [float("inf")] * 2
     lacking = float("inf")
-    probes = space.basis.new_zeros(n, p, 0)
-    pulled = space.image.new_zeros(n, 0, space.image.shape[2])
+    # The first probes are asked again of each larger space; later ones come when it
+    # grows no more, and only what they found is kept.
+    first: tuple[Tensor, Tensor] | None = None
+    later: list[Tensor] = []
     growing = True
     while space.basis.shape[2] < p:
         if not growing or not spent:
             count = block if lacking > block else max(2, int(lacking) + 1)
-            more = _gaussian((n, p, count), generator, probes)
-            image = linear.pull(more.permute(2, 0, 1)).to(probes).transpose(0, 1)
-            probes = torch.cat([probes, more], 2)
-            pulled = torch.cat([pulled, image], 1)
+            more = _gaussian((n, p, count), generator, space.basis)
+            pulled = linear.pull(more.permute(2, 0, 1)).transpose(0, 1)
+            if first is None:
+                first = more, pulled
+            else:
+                later.append(_energy_off(space, more, pulled))
             spent += count
-        draws = _energy_off(space, probes, pulled)
-        total = space.image.square().sum((1, 2)) + draws.mean(1)
+            del more, pulled
+        assert first is not None
+        draws = torch.cat([_energy_off(space, *first), *later], 1)
+        total = space.gram.diagonal(dim1=1, dim2=2).sum(1) + draws.mean(1)
         error = draws.std(1) / draws.shape[1] ** 0.5
         # Two standard errors, and a margin for how little few draws know of them.
         wanted = options.rtol * total / 2 / (1 + draws.shape[1] ** -0.5)
@@ -280,7 +341,7 @@ def squared_norm(
             return None
         elif spent >= options.max_passes:
             return total, error
-    inside = space.image.square().sum((1, 2))
+    inside = space.gram.diagonal(dim1=1, dim2=2).sum(1)
     return inside, torch.zeros_like(inside)
 
 
@@ -293,8 +354,26 @@ def _energy_off(space: KrylovSpace, probes: Tensor, pulled: Tensor) -> Tensor:
     inside = space.basis.mT @ probes  # (n, r, m) coordinates in the space
     dimension = space.basis.shape[1] - space.basis.shape[2]
     length = probes.square().sum(1) - inside.square().sum(1)
-    energy = (pulled - inside.mT @ space.image).square().sum(2)
-    return energy * dimension / length
+    whole = _squares(pulled, probes)
+    cross = (inside * space.products(pulled)).sum(1)
+    within = (inside * (space.gram @ inside)).sum(1)
+    return (whole - 2 * cross + within).clamp_min(0) * dimension / length
+
+
+def _products(left: Tensor, right: Tensor, like: Tensor) -> Tensor:
+    """Return ``left right^T`` of (n, p, d) and (n, q, d), summed in float64."""
+    found = like.new_zeros(len(left), left.shape[1], right.shape[1])
+    for part in column_slabs(left):
+        found += left[:, :, part].to(like) @ right[:, :, part].to(like).mT
+    return found
+
+
+def _squares(rows: Tensor, like: Tensor) -> Tensor:
+    """Return the squared length of each row of (n, p, d), summed in float64."""
+    found = like.new_zeros(rows.shape[:2])
+    for part in column_slabs(rows):
+        found += rows[:, :, part].to(like).square().sum(2)
+    return found
 
 
 def summed_square(linear: Compressed, vectors: int) -> Tensor:
@@ -302,8 +381,9 @@ def summed_square(linear: Compressed, vectors: int) -> Tensor:
     n, p, _ = linear.shape
     total: Tensor | float = 0.0
     for directions in torch.eye(p).split(vectors):
-        rows = linear.pull(directions.unsqueeze(1).expand(-1, n, -1))
-        total = total + rows.to(summing_dtype(rows.device)).square().sum((0, 2))
+        rows = linear.pull(directions.unsqueeze(1).expand(-1, n, -1)).transpose(0, 1)
+        like = rows.new_zeros((), dtype=summing_dtype(rows.device))
+        total = total + _squares(rows, like).sum(1)
     assert isinstance(total, Tensor)
     return total
 
@@ -349,7 +429,7 @@ def nearest_candidate(
     picks = torch.zeros(chosen.shape[1], n, k, device=output.device)
     picks.scatter_(2, chosen.T.unsqueeze(-1), -1.0)
     picks[:, torch.arange(n), y] = 1.0
-    distances = linear.pull(picks).to(output).norm(dim=-1).T
+    distances = _squares(linear.pull(picks).transpose(0, 1), output).sqrt()
     exact = torch.full_like(output, -1.0).scatter(1, chosen, distances)
     known = exact >= 0
     best = nearest_boundary(

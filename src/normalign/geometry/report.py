@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +16,11 @@ from normalign.geometry.jacobian import check_batch, shape_of
 from normalign.geometry.linearize import Linearization
 from normalign.geometry.local_map import At, LocalMap
 from normalign.geometry.margin import check_labels
-from normalign.geometry.matrix_free import MatrixFreeOptions, matrix_free_measures
+from normalign.geometry.matrix_free import (
+    MatrixFreeOptions,
+    SummedNorms,
+    matrix_free_measures,
+)
 from normalign.geometry.output_range import holds_range, range_basis
 
 if TYPE_CHECKING:
@@ -165,39 +169,116 @@ def local_geometry(
     >>> geometry.normal_alignment, geometry.effective_rank, geometry.local_robustness
     (tensor([1.]), tensor([1.]), tensor([5.]))
     """
-    callee = "local_geometry"
-    known = ("auto", "exact", "matrix_free")
-    require(method in known, callee, "method", f"one of {known}", repr(method))
-    local_map = LocalMap(model, at=at, output=output, callee=callee)
-    check_batch(x, local_map)
-    k, d, element_size = shape_of(local_map, x)
-    if y is not None:
-        check_labels(callee, y, (len(x),), k)
-    basis = range_basis(local_map, x) if min(k, d) > FEW_PASSES and len(x) else None
-    if basis is not None and basis.shape[1] > d:
-        basis = None  # columns are cheaper still
-    work = _Work(k, d, element_size, method, options or MatrixFreeOptions())
-    room = {"chunk_size": chunk_size, "memory_budget": memory_budget}
-    with torch.no_grad():
-        measured = _measured(local_map, x, y, work, basis, **room)
-        if measured is None:  # the range holds at the first sample and not at all
-            basis = None
-            measured = _measured(local_map, x, y, work, None, **room)
-    assert measured is not None
-    exact = work.is_exact(basis)
-    if not measured:
-        measured.append((_nothing(x, y is not None, exact), {}))
-    kept = torch.float64 if x.dtype == torch.float64 else torch.float32
-    values, errors = (_joined([m[i] for m in measured], kept) for i in (0, 1))
-    return LocalGeometry(
-        **values,  # pyright: ignore[reportArgumentType]
-        error=errors,
-        method="exact" if exact else "matrix_free",
+    local_map = LocalMap(model, at=at, output=output, callee="local_geometry")
+    plan = GeometryPlan(
+        method=method,
+        chunk_size=chunk_size,
+        memory_budget=memory_budget,
+        options=options or MatrixFreeOptions(),
     )
+    check_batch(x, local_map)
+    pieces: list[Piece] = []
+    for piece in measured_pieces(local_map, x, y, plan):
+        add_piece(pieces, piece)
+    return joined(pieces, x)
 
 
 @dataclass(frozen=True)
-class _Work:
+class GeometryPlan:
+    """By which route measures are found, and in how much memory.
+
+    Attributes
+    ----------
+    method, chunk_size, memory_budget, options
+        As in :func:`local_geometry`.
+    """
+
+    method: Method
+    chunk_size: ChunkSize
+    memory_budget: int | None
+    options: MatrixFreeOptions
+
+    def check(self, callee: str) -> None:
+        """Refuse a route that there is not."""
+        known = ("auto", "exact", "matrix_free")
+        require(
+            self.method in known, callee, "method", f"one of {known}", repr(self.method)
+        )
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Measures of some samples in a row, and their errors where they have any."""
+
+    samples: slice
+    values: dict[str, Tensor]
+    errors: dict[str, Tensor]
+    method: str
+
+
+def add_piece(pieces: list[Piece], piece: Piece) -> None:
+    """Append a piece; one that starts from the first sample replaces all before it."""
+    if piece.samples.start == 0:
+        pieces.clear()
+    pieces.append(piece)
+
+
+def joined(pieces: list[Piece], x: Tensor) -> LocalGeometry:
+    """Return the geometry that pieces in a row make up."""
+    kept = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return LocalGeometry(
+        **_joined([piece.values for piece in pieces], kept),  # pyright: ignore[reportArgumentType]
+        error=_joined([piece.errors for piece in pieces], kept),
+        method=pieces[0].method,
+    )
+
+
+def measured_pieces(
+    local_map: LocalMap,
+    x: Tensor,
+    y: Tensor | None,
+    plan: GeometryPlan,
+    *,
+    norms: Callable[[slice], SummedNorms] | None = None,
+) -> Iterator[Piece]:
+    """Yield the measures of x in pieces, as they are found; nothing is checked twice.
+
+    Starts again from the first sample, with more passes, if a narrower range of the
+    outputs holds at the first samples and not at all: see :func:`add_piece`.
+
+    Parameters
+    ----------
+    norms : callable, optional
+        Returns, for the samples of a piece, where their squared norms may be known.
+    """
+    plan.check(local_map.callee)
+    k, d, element_size = shape_of(local_map, x)
+    if y is not None:
+        check_labels(local_map.callee, y, (len(x),), k)
+    work = Work(k, d, element_size, plan.method, plan.options)
+    basis = None
+    if min(k, d) > FEW_PASSES and len(x):
+        with torch.no_grad():
+            basis = range_basis(local_map, x)
+    if basis is not None and basis.shape[1] > d:
+        basis = None  # columns are cheaper still
+    if not len(x):
+        exact = work.is_exact(basis)
+        method = "exact" if exact else "matrix_free"
+        yield Piece(slice(0, 0), _nothing(x, y is not None, exact), {}, method)
+        return
+    try:
+        yield from _pieces(local_map, x, y, work, basis, plan, norms)
+    except _RangeFails:
+        yield from _pieces(local_map, x, y, work, None, plan, norms)
+
+
+class _RangeFails(Exception):
+    """The outputs of some sample move where those of the first cannot."""
+
+
+@dataclass(frozen=True)
+class Work:
     """The size of the problem, and by which route it is solved."""
 
     k: int
@@ -216,60 +297,70 @@ class _Work:
     def kept_bytes(self, basis: Tensor | None) -> int:
         """Return the bytes of results and temporaries of one sample."""
         passes, k, d = self.passes(basis), self.k, self.d
+        if self.is_exact(basis) and basis is None and k > d:
+            # The columns and the blocks they come from, two float64 copies of them and
+            # a temporary; beside it, a few vectors over all outputs.
+            return passes * k * (2 * self.element_size + 3 * 8) + 8 * 8 * k
         if self.is_exact(basis):
-            # The Jacobian and the blocks it comes from, two float64 copies of it and a
-            # temporary; beside it, a few matrices over all outputs.
-            other = k if basis is None and k > d else d
+            # The rows, a block of them, their Gram matrices, a few vectors.
+            rows = (passes + min(passes, 64)) * d * self.element_size
             beside = 8 * 3 * passes * k if basis is not None else 8 * 8 * k
-            return passes * other * (2 * self.element_size + 3 * 8) + beside
+            return rows + 8 * (4 * passes * passes + 4 * d) + beside
         rank = min(self.options.max_rank, k, d)
-        # Basis and image of the space in float64, probes beside them, temporaries.
-        return 8 * (4 * rank * (k + d) + self.options.block * (k + d))
+        # The image of the space, blocks on their way through it, a few vectors; in
+        # float64 its basis, twice while it grows, and coordinates of all outputs.
+        blocks = 3 * max(self.options.block, self.options.candidates)
+        images = (rank + blocks) * d * self.element_size
+        return images + 8 * (6 * d + 5 * rank * k + 4 * rank * rank)
 
 
-def _measured(
+def _pieces(
     local_map: LocalMap,
     x: Tensor,
     y: Tensor | None,
-    work: _Work,
+    work: Work,
     basis: Tensor | None,
-    *,
-    chunk_size: ChunkSize,
-    memory_budget: int | None,
-) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]] | None:
-    """Return measures and errors of each piece, or None if the range does not hold."""
-    exact, options = work.is_exact(basis), work.options
-    plan = plan_chunks(
+    plan: GeometryPlan,
+    norms: Callable[[slice], SummedNorms] | None,
+) -> Iterator[Piece]:
+    """Yield the pieces by the route that the size of the problem asks for."""
+    cut = plan_chunks(
         local_map,
         x,
-        chunk_size=chunk_size,
-        memory_budget=memory_budget,
+        chunk_size=plan.chunk_size,
+        memory_budget=plan.memory_budget,
         n_vectors=min(work.passes(basis), 64),
         kept_per_sample=work.kept_bytes(basis),
     )
     generator = torch.Generator().manual_seed(0)
-    measured = []
-    for piece in plan.pieces(len(x)):
-        linear = Linearization(local_map.on(x[piece]), vmappable=local_map.vmappable)
+
+    def measured(piece: slice) -> Piece:  # its graph is gone when it returns
+        linear = Linearization(
+            local_map.on(x[piece]), vmappable=local_map.vmappable, at_once=cut.vectors
+        )
         if basis is not None and not holds_range(linear, basis):
-            return None
+            raise _RangeFails
         labels = None if y is None else y[piece].to(linear.input.device).long()
-        if exact:
-            found = exact_measures(
-                linear, labels, vectors=plan.vectors, range_basis=basis
+        if work.is_exact(basis):
+            values = exact_measures(
+                linear, labels, vectors=cut.vectors, range_basis=basis
             )
-            measured.append((found, {}))
-        else:
-            found = matrix_free_measures(
-                linear,
-                labels,
-                options=options,
-                generator=generator,
-                vectors=max(plan.vectors, options.block),
-                range_basis=basis,
-            )
-            measured.append(found)
-    return measured
+            return Piece(piece, values, {}, "exact")
+        values, errors = matrix_free_measures(
+            linear,
+            labels,
+            options=work.options,
+            generator=generator,
+            vectors=cut.vectors,
+            range_basis=basis,
+            norms=None if norms is None else norms(piece),
+        )
+        return Piece(piece, values, errors, "matrix_free")
+
+    for samples in cut.pieces(len(x)):
+        with torch.no_grad():
+            piece = measured(samples)
+        yield piece
 
 
 def _joined(parts: list[dict[str, Tensor]], dtype: torch.dtype) -> dict[str, Tensor]:

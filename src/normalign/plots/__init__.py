@@ -3,5 +3,6 @@
 from normalign.plots.centroids import plot_centroids
 from normalign.plots.curves import plot_curves
 from normalign.plots.partition import plot_partition
+from normalign.plots.profile import plot_profile
 
-__all__ = ["plot_centroids", "plot_curves", "plot_partition"]
+__all__ = ["plot_centroids", "plot_curves", "plot_partition", "plot_profile"]

@@ -1,6 +1,6 @@
 """Training one network or a hundred at once, and what was measured on the way."""
 
-from normalign.training import rules
+from normalign.training import robust, rules
 from normalign.training.attack import measures, robust_accuracy, stacked_pgd
 from normalign.training.batches import Attacked, Augmented
 from normalign.training.centroids import stacked_centroid_alignment
@@ -25,6 +25,7 @@ __all__ = [
     "accuracy",
     "is_evaluated",
     "measures",
+    "robust",
     "robust_accuracy",
     "rules",
     "span_reduction",

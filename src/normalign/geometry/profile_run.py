@@ -1,0 +1,306 @@
+"""The work of `layer_profile`, a step at a time: what is done can be had early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normalign._checks import require
+from normalign.geometry.chunks import default_budget, plan_chunks
+from normalign.geometry.exact import measures_of
+from normalign.geometry.jacobian import check_batch, shape_of
+from normalign.geometry.local_map import At, LocalMap
+from normalign.geometry.margin import check_labels
+from normalign.geometry.output_range import range_basis
+from normalign.geometry.places import stages
+from normalign.geometry.report import (
+    FEW_PASSES,
+    GeometryPlan,
+    LocalGeometry,
+    Piece,
+    Work,
+    add_piece,
+    joined,
+    measured_pieces,
+)
+from normalign.geometry.shared import SharedPass, SharedPlace, can_share, shared_place
+
+__all__ = ["INPUT", "ProfileRun"]
+
+INPUT = "input"
+
+Place = str | At | None
+
+
+class ProfileRun:
+    """The measurement of several places of one model, a step at a time.
+
+    Iterating does the work and yields, after every piece of it, the place and the
+    number of its samples that are done. Stopping early, also by an interrupt, leaves
+    what is finished in :meth:`geometries`.
+
+    Parameters
+    ----------
+    model, x, y, output
+        As in :func:`~normalign.local_geometry`.
+    places : sequence of str, At or None; or None
+        None, and ``"input"`` in the sequence, stand for the model's own input; None
+        for the sequence lets the stages of the network be found.
+    plan : GeometryPlan
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        x: Tensor,
+        y: Tensor | None,
+        *,
+        places: Sequence[Place] | None,
+        output: Callable[[Any], Tensor] | None,
+        plan: GeometryPlan,
+        callee: str = "layer_profile",
+    ) -> None:
+        plan.check(callee)
+        self._x, self._y, self._plan = x, y, plan
+        self._whole = LocalMap(model, output=output, callee=callee)
+        self.automatic = places is None
+        if places is None:
+            places = stages(self._whole, x)
+            if x.is_floating_point() or not places:
+                places = [None, *places]
+        require(len(places) > 0, callee, "places", "at least one", "none")
+        names = [_name(place) for place in places]
+        require(
+            len(set(names)) == len(names), callee, "places",
+            "different from each other", ", ".join(names),
+        )  # fmt: skip
+        self._maps = {
+            name: LocalMap(
+                model, at=None if name == INPUT else place, output=output, callee=callee
+            )
+            for name, place in zip(names, places, strict=True)
+        }
+        self._pieces: dict[str, list[Piece]] = {name: [] for name in names}
+        for i, local_map in enumerate(self._maps.values()):
+            if i == 0:
+                check_batch(x, local_map)
+            elif local_map.at is None:
+                local_map.require_floating(x)
+
+    @property
+    def places(self) -> list[str]:
+        """The names of the places, in order."""
+        return list(self._maps)
+
+    def geometries(self) -> dict[str, LocalGeometry]:
+        """Return what is finished: places without a finished sample are not there."""
+        return {
+            name: joined(pieces, self._x)
+            for name, pieces in self._pieces.items()
+            if pieces
+        }
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        for name, piece in self._work():
+            add_piece(self._pieces[name], piece)
+            yield name, piece.samples.stop
+
+    def _work(self) -> Iterator[tuple[str, Piece]]:
+        x, y, plan = self._x, self._y, self._plan
+        shareable: dict[str, SharedPlace] = {}
+        if len(x) and len(self._maps) > 1:
+            found = {name: shared_place(m, x) for name, m in self._maps.items()}
+            shareable = {name: place for name, place in found.items() if place}
+        if not can_share(list(shareable.values()), x):
+            shareable = {}
+        exact = self._exact_together(shareable)
+        for group in exact:
+            yield from self._shared_pieces(group)
+        done = {name for group in exact for name in group}
+        left = {name: place for name, place in shareable.items() if name not in done}
+        norms = _SharedNorms(left, x, self._whole, plan) if len(left) > 1 else None
+        runs: dict[str, Iterator[Piece]] = {}
+        for name, local_map in self._maps.items():
+            if name not in done:
+                known = norms.of(name) if norms is not None and name in left else None
+                runs[name] = measured_pieces(local_map, x, y, plan, norms=known)
+        reached = dict.fromkeys(runs, 0)
+        while runs:  # all places of the first samples, then those of the next
+            name = min(runs, key=lambda name: reached[name])
+            piece = next(runs[name], None)
+            if piece is None:
+                del runs[name]
+                continue
+            reached[name] = piece.samples.stop
+            yield name, piece
+
+    def _exact_together(
+        self, places: dict[str, SharedPlace]
+    ) -> list[dict[str, SharedPlace]]:
+        """Return groups of places whose rows fit into the memory budget together."""
+        if not places:
+            return []
+        x, plan = self._x, self._plan
+        k, _, _ = shape_of(next(iter(places.values())).local_map, x)
+        budget = plan.memory_budget or default_budget(x.device)
+        groups: list[dict[str, SharedPlace]] = []
+        room = 0
+        for name, place in places.items():
+            work = _work_at(place, k, plan)
+            if k > place.d or not work.is_exact(None):
+                continue
+            if k > FEW_PASSES and range_basis(place.local_map, x) is not None:
+                continue  # fewer passes than outputs, if it goes alone
+            need = work.kept_bytes(None)
+            if not groups or need > room:
+                groups.append({})
+                room = budget
+            groups[-1][name] = place
+            room -= need
+        return groups
+
+    def _shared_pieces(
+        self, group: dict[str, SharedPlace]
+    ) -> Iterator[tuple[str, Piece]]:
+        """Yield the exact measures of a group of places, from the same passes."""
+        x, y, plan = self._x, self._y, self._plan
+        places = list(group.values())
+        k, _, _ = shape_of(places[0].local_map, x)
+        if y is not None:
+            check_labels(places[0].local_map.callee, y, (len(x),), k)
+        cut = plan_chunks(
+            self._whole if x.is_floating_point() else places[0].local_map,
+            x,
+            chunk_size=plan.chunk_size,
+            memory_budget=plan.memory_budget,
+            n_vectors=min(k, 64),
+            kept_per_sample=sum(_work_at(p, k, plan).kept_bytes(None) for p in places),
+        )
+        for piece in cut.pieces(len(x)):
+            with torch.no_grad():
+                found = _exact_of_all(places, x[piece], y, piece, cut.vectors)
+            for name, values in zip(group, found, strict=True):
+                yield name, Piece(piece, values, {}, "exact")
+
+
+def _name(place: Place) -> str:
+    if place is None or isinstance(place, str):
+        return place or INPUT
+    told = [
+        f"{key}={getattr(place, key)}"
+        for key in ("call", "argument", "token")
+        if getattr(place, key) is not None
+    ]
+    return f"{place.name}[{', '.join(told)}]" if told else place.name
+
+
+def _work_at(place: SharedPlace, k: int, plan: GeometryPlan) -> Work:
+    size = torch.empty((), dtype=place.dtype).element_size()
+    return Work(k, place.d, size, plan.method, plan.options)
+
+
+def _exact_of_all(
+    places: Sequence[SharedPlace],
+    x: Tensor,
+    y: Tensor | None,
+    piece: slice,
+    vectors: int,
+) -> list[dict[str, Tensor]]:
+    shared = SharedPass(places, x, at_once=vectors)
+    output = shared.output
+    k = output.shape[1]
+    rows: list[Tensor] = []
+    for part, pulled in shared.blocks(torch.eye(k).to(output)):
+        if not rows:
+            rows = [p.new_empty(len(x), k, p.shape[2]) for p in pulled]
+        for whole, block in zip(rows, pulled, strict=True):
+            whole[:, part] = block.transpose(0, 1)
+    inputs = shared.inputs
+    del shared
+    found = []
+    for point in inputs:
+        narrow = rows.pop(0)
+        labels = None if y is None else y[piece].to(narrow.device).long()
+        found.append(measures_of(narrow, point.to(narrow.device), output, labels))
+        del narrow
+    return found
+
+
+class _SharedNorms:
+    """Squared norms of all places, summed once for all when the first of them must.
+
+    For many outputs each place is measured on its own; where its norm needs a pass for
+    each output, these passes give the norms of the places after it too.
+    """
+
+    def __init__(
+        self,
+        places: dict[str, SharedPlace],
+        x: Tensor,
+        whole: LocalMap,
+        plan: GeometryPlan,
+    ) -> None:
+        self._places, self._x = places, x
+        self._whole, self._plan = whole, plan
+        self._at_once: int | None = None
+        self._totals: dict[tuple[str, int], Tensor] = {}
+        self.k = shape_of(next(iter(places.values())).local_map, x)[0]
+
+    def of(self, name: str) -> Callable[[slice], _PlaceNorms]:
+        """Return what is known of one place, by samples."""
+        return lambda piece: _PlaceNorms(self, name, piece)
+
+    def totals(self, name: str, passes: int) -> Tensor:
+        """Return the norms of a place, (n,), not a number where they are not known."""
+        unknown = torch.full((len(self._x),), torch.nan, dtype=torch.float64)
+        return self._totals.setdefault((name, passes), unknown)
+
+    def sum(self, name: str, piece: slice, directions: Tensor) -> None:
+        """Sum the norms of some samples at a place and at those after it."""
+        names = list(self._places)
+        names = names[names.index(name) :]
+        shared = SharedPass(
+            [self._places[n] for n in names], self._x[piece], at_once=self._vectors()
+        )
+        norms = shared.squared_norms(directions.to(shared.output))
+        for n, norm in zip(names, norms, strict=True):
+            self.totals(n, len(directions))[piece] = norm.cpu().double()
+
+    def _vectors(self) -> int:
+        if self._at_once is None:
+            place = next(iter(self._places.values()))
+            floating = self._x.is_floating_point()
+            size = torch.empty((), dtype=place.dtype).element_size()
+            self._at_once = plan_chunks(
+                self._whole if floating else place.local_map,
+                self._x,
+                chunk_size="auto",
+                memory_budget=self._plan.memory_budget,
+                n_vectors=64,
+                kept_per_sample=8 * size * sum(p.d for p in self._places.values()),
+            ).vectors
+        return self._at_once
+
+
+@dataclass(frozen=True)
+class _PlaceNorms:
+    """The squared norms of some samples at one place."""
+
+    shared: _SharedNorms
+    name: str
+    piece: slice
+
+    def known(self, range_basis: Tensor | None) -> Tensor | None:
+        passes = self.shared.k if range_basis is None else range_basis.shape[1]
+        found = self.shared.totals(self.name, passes)[self.piece]
+        return None if bool(found.isnan().any()) else found
+
+    def summed(self, range_basis: Tensor | None) -> Tensor:
+        eye = range_basis is None
+        directions = torch.eye(self.shared.k) if eye else range_basis.mT
+        self.shared.sum(self.name, self.piece, directions)
+        return self.shared.totals(self.name, len(directions))[self.piece]
