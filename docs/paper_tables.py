@@ -27,6 +27,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests run this file from afar
 import tabular_tables
 
 ARCHIVES = Path(__file__).parent.parent / "results" / "paper"
+
+
 @cache
 def archived() -> Store:
     """The archived runs, read once."""
