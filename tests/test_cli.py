@@ -498,7 +498,10 @@ def test_a_wrong_file_gets_one_line_and_exit_2(files, capsys, old, new, match):
         (["--x-key", "z"], "--x-key must be one of x, y, got 'z'"),
         (["--y-key", "z"], "--y-key must be one of x, y, got 'z'"),
         (["--at", "2", "--at", "2"], "--at must be different names"),
-        (["--at", "layer9"], "--at must be one of 0, 1, 2, got 'layer9'"),
+        (
+            ["--at", "layer9"],
+            "got 'layer9'. There are, among others: 0, 1, 2.",
+        ),
         (["--json", "no/such/folder/r.json"], "--json must be a file in a folder"),
     ],
 )

@@ -7,6 +7,7 @@ import csv
 import io
 import shutil
 import sys
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,9 +95,14 @@ def run(arguments: argparse.Namespace) -> int:
     model = built_model(_CALLEE, arguments.model, weights=arguments.weights)
     known = [name for name, _ in model.named_modules() if name]
     for place in arguments.at:
+        near = get_close_matches(place, known, n=5) or [
+            name for name, _ in model.named_children()
+        ]
         require(
-            place in known, _CALLEE, "--at", f"one of {', '.join(known)}", repr(place)
-        )
+            place in known, _CALLEE, "--at",
+            "a submodule, as in model.named_modules()", repr(place),
+            f"There are, among others: {', '.join(near[:8])}.",
+        )  # fmt: skip
     if arguments.weights is None:
         note("weights: as the model's function left them")
     else:
