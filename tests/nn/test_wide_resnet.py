@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 import normalign as na
 from normalign.nn import WideResNet, wide_resnet28_2, wide_resnet28_10
+from normalign.nn.wide_resnet import WideBlock
 
 
 def count(network: nn.Module) -> int:
@@ -179,6 +180,20 @@ def test_every_parameter_gets_a_gradient():
     for name, parameter in network.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
+
+
+def test_convolutions_begin_he_normal_by_fan_out():
+    network = WideResNet(10, 2, generator=torch.Generator().manual_seed(0))
+    weight = network.get_submodule("layer3.0.conv1").weight  # 64 to 128 channels
+    expected = math.sqrt(2 / (128 * 9))
+    # Four standard errors of the deviation of 73,728 draws.
+    slack = 4 * expected / math.sqrt(2 * weight.numel())
+    assert abs(float(weight.detach().std()) - expected) < slack
+
+
+def test_a_block_that_halves_has_a_projection_whatever_its_channels():
+    assert WideBlock(4, 4, stride=2)(torch.zeros(1, 4, 6, 6)).shape == (1, 4, 3, 3)
+    assert WideBlock(4, 4).shortcut is None
 
 
 def test_same_seed_same_network_and_the_global_generator_stays():

@@ -17,8 +17,12 @@ from torch import Tensor, nn
 
 from normalign._checks import complaint, describe, require, require_kind
 from normalign.cli.output import note
-from normalign.nn.checkpoint_report import CheckpointReport
-from normalign.nn.checkpoints import BUILT_IN, load_weights_of, network_for
+from normalign.nn.checkpoints import (
+    BUILT_IN,
+    CheckpointReport,
+    load_weights_of,
+    network_for,
+)
 
 __all__ = ["built_model", "load_weights", "read_arrays"]
 
@@ -161,7 +165,8 @@ def load_weights(callee: str, model: nn.Module, path: Path) -> CheckpointReport:
     if report.normalisation is not None:
         note(
             f"weights: the file standardises its inputs, {report.normalisation}, and "
-            "this model does not; give data that are, or a model that does"
+            "this model does not; give data that are, or a FILE.py that puts "
+            "normalign.nn.Standardise first and loads the weights itself"
         )
     return report
 

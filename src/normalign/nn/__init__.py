@@ -1,7 +1,10 @@
 """The paper's networks, written plainly."""
 
-from normalign.nn.checkpoint_report import CheckpointReport, Normalisation
-from normalign.nn.checkpoints import load_checkpoint
+from normalign.nn.checkpoints import (
+    CheckpointReport,
+    Normalisation,
+    load_checkpoint,
+)
 from normalign.nn.kernel_logistic import GaussianKernelLogistic
 from normalign.nn.layers import Standardise
 from normalign.nn.mlp import Quadratic, mlp

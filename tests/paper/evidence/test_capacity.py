@@ -112,3 +112,29 @@ def test_rank_correlation_is_spearmans():
     # One exchange of neighbours among four: 1 - 6 * 2 / (4 * 15).
     assert rank_correlation([1, 2, 3, 4], [0.1, 0.3, 0.2, 0.4]) == pytest.approx(0.8)
     assert rank_correlation([1, 2, 3], [3.0, 2.0, 1.0]) == -1
+
+
+def test_a_verdict_says_of_how_many_seeds_it_is():
+    records = curves([0.5, 0.4, 0.3], [0.6, 0.5, 0.4])
+    for judged in (wider_aligns_more, falls_with_images):
+        assert {verdict.why.endswith("; one seed") for verdict in judged(records)} == {
+            True
+        }
+    more = [*records, *(record("wrn10-1", n_train=n, seed=1) for n in (100, 300))]
+    assert wider_aligns_more(more)[0].why.endswith("; 2 seeds")
+
+
+def test_the_finding_says_how_far_the_wide_network_leads_and_of_how_many_seeds():
+    records = curves([0.5, 0.4, 0.3], [0.6, 0.5, 0.2])
+    records += [record("wrn10-1", n_train=3000)]  # no other to compare it with
+    text = finding(records)
+    assert "2 of 3 sizes, by -0.100 to +0.100." in text
+    assert "Of one seed: another could be otherwise." in text
+    two = [*records, record("wrn10-1", seed=1)]
+    assert "Of 2 seeds." in finding(two)
+
+
+def test_a_finding_without_numbers_says_so():
+    lost = [record("wrn10-1", normal_alignment=None)]
+    assert finding(lost) == "No run ended with numbers."
+    assert "0 of" not in finding([record("wrn10-1")])

@@ -1,5 +1,7 @@
 """Pictures of robustly trained networks: what is drawn, from made-up numbers."""
 
+import math
+
 import pytest
 
 from normalign.paper.evidence.robust_drawings import by_images, by_stage
@@ -50,3 +52,14 @@ def test_stages_are_drawn_trained_tested_and_untrained():
 def test_nothing_cannot_be_drawn(draw):
     with pytest.raises(ValueError, match="records must be non-empty"):
         draw([])
+
+
+def test_a_line_is_broken_where_a_network_lacks_a_size():
+    records = [record("wrn10-1", n_train=n) for n in (100, 300, 1000)]
+    records += [record("wrn10-2", n_train=n) for n in (300, 1000, 3000)]
+    records[1].result["normal_alignment"] = None
+    alignment = by_images(records).axes[0]
+    narrow, _, wide, _ = alignment.get_lines()
+    assert list(narrow.get_xdata()) == [100, 300, 1000]
+    assert [math.isnan(y) for y in narrow.get_ydata()] == [False, True, False]
+    assert list(wide.get_xdata()) == [300, 1000, 3000]

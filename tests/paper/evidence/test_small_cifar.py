@@ -13,6 +13,7 @@ from normalign.paper.evidence.small_cifar import (
     CHOICES,
     CONTROL,
     METHODS,
+    TUNED,
     arms,
     chosen,
     difference,
@@ -150,6 +151,16 @@ def test_the_pooled_interval_covers_the_mean_as_often_as_it_says():
     assert abs(inside / n - 0.95) < 4 * math.sqrt(0.95 * 0.05 / n)
 
 
+def test_unequal_noise_costs_the_pooled_interval_some_coverage_and_no_more():
+    draw, scales, inside, n = random.Random(1), (4.0, 2.0, 1.0, 0.5), 0, 1000
+    for _ in range(n):
+        groups = {s: [draw.gauss(0, s) for _ in "12"] for s in scales}
+        low, high = pooled(groups).interval
+        inside += low <= 0 <= high
+    # "about 90 %" of the docstring, within four standard deviations
+    assert abs(inside / n - 0.9) < 4 * math.sqrt(0.9 * 0.1 / n)
+
+
 def test_a_difference_is_of_the_same_size_and_seed():
     records = study(grokalign={0.01: {"clean": 0.6, "alignment": 0.5}})
     found = difference(records, "grokalign", CONTROL, "test_accuracy", by="accuracy")
@@ -179,6 +190,12 @@ def test_the_tables_show_what_was_chosen_and_all_that_could_be():
     assert [row["method"] for row in rows] == list(METHODS.values())
     assert [row["strength"] for row in rows] == ["", "", "0.0005", "0.1", ""]
     assert rows[3]["test_accuracy"] == pytest.approx(60.0)
+    assert grid_rows(records)[0]["validation_accuracy"] == pytest.approx(50.0)
+    two = [record("baseline", seed=seed, clean=c) for seed, c in ((0, 0.6), (1, 0.4))]
+    (row,) = method_rows("accuracy")(two)
+    assert row["test_accuracy_seeds"] == pytest.approx((40.0, 60.0))
+    robust = [r for r in method_rows("robust accuracy")(records) if r["n_train"] == 100]
+    assert [row["method"] for row in robust] == [METHODS["decay"], METHODS["grokalign"]]
     assert [r["strength"] for r in grid_rows(records) if r["n_train"] == 300] == [
         5e-4, 5e-3, 0.01, 0.1,
     ]  # fmt: skip
@@ -203,6 +220,8 @@ def test_a_run_that_diverged_is_never_chosen_and_has_no_time():
         for r in ended
     ]  # fmt: skip
     assert weights(lost, "accuracy") == {0: 0.01, 1: 0.01}
+    timed = [Record(r.run, {**r.result, "seconds": 99.0}) for r in lost]
+    assert seconds(timed, tuning=True)[100]["grokalign"] == {0: 99.0, 1: 99.0}
     assert seconds(lost, tuning=True)[100]["grokalign"] == {0: 20.0, 1: 20.0}
     assert all(table.rows(lost) for table in ITEM.tables)
     assert finding(lost)
@@ -241,13 +260,19 @@ def test_five_weights_of_a_fifth_of_the_time_each_are_not_cheaper():
     assert answers(TIME, study(grokalign=grid)) == [True, False]
     slow = {10.0**-k: {"seconds": 125.0} for k in range(5)}
     assert answers(TIME, study(grokalign=slow)) == [False, False]
+    uneven = [
+        Record(r.run, {**r.result, "seconds": 20.0 * 9**r.run.seed})
+        if r["method"] == "grokalign" else r
+        for r in study()
+    ]  # fmt: skip
+    assert answers(TIME, uneven)[0] is None  # a fifth with one seed, twice with another
 
 
 def test_one_seed_tells_nothing():
     records = study(seeds=(0,), grokalign={0.01: {"clean": 0.9, "robust": 0.9}})
     for claim in CLAIMS:
         assert set(answers(claim, records)) == {None}
-    assert finding(records).endswith("one seed does not tell whether it pays.")
+    assert "one seed does not tell whether it pays." in finding(records)
 
 
 @pytest.mark.parametrize("lacking", ["pgd", "grokalign", "decay"])
@@ -276,6 +301,8 @@ def test_the_finding_follows_the_numbers(told, words):
     assert words in text
     assert f"{100 * (told['clean'] - 0.5):+.1f}" in text.replace("-0.0", "+0.0")
     assert "100 and 300 images" in text
+    assert f"{words}" in text.split(". ")[0]  # ... and is said of GrokAlign
+    assert text.split(". ")[1].startswith("PGD training changes robust accuracy by +20")
     assert "2x" in text  # 20 s beside 10 s
     assert "10x" in text  # of PGD training
 
@@ -304,7 +331,14 @@ def test_every_run_takes_the_same_steps_and_differs_in_its_method_alone(size):
     assert len(totals) == len(others) == 1
     names = {run["method"] for run in runs}
     assert names == set(METHODS) - {CONTROL}
+    if size == "full":  # at the quick size, one decay saves time
+        grids = {
+            name: {r["recipe"][TUNED[name]] for r in runs if r["method"] == name}
+            for name in TUNED
+        }
+        assert len({len(grid) for grid in grids.values()}) == 1
     decays = {r["recipe"]["weight_decay"] for r in runs if r["method"] == "grokalign"}
+    assert decays == {r["recipe"]["weight_decay"] for r in runs if r["method"] == "pgd"}
     assert decays <= {
         r["recipe"]["weight_decay"] for r in runs if r["method"] == "decay"
     }

@@ -211,6 +211,7 @@ def test_a_result_has_accuracies_and_geometry_of_both_weights(result):
         assert 0 <= numbers["normal_alignment"] <= 1
         assert set(numbers["places"]) == set(numbers["places_test"]) == {"layer2"}
     assert result["averaged"]["normal_alignment"] != result["normal_alignment"]
+    assert result["places"] != result["places_test"]
     assert result["n_classes"] == 10
     assert result["n_parameters"] == sum(
         p.numel() for p in network_named("resnet10-w2", n_channels=1).parameters()
@@ -331,3 +332,59 @@ def test_a_run_whose_loss_is_lost_has_the_keys_of_others_and_no_numbers(
         assert lost[name] is None
     assert lost["places"] == {}
     assert "the loss must be finite" in caplog.text
+
+
+def test_looks_on_the_way_are_short_and_the_end_is_as_asked(tmp_path, monkeypatch):
+    asked = []
+
+    def heard(network, x, y, **settings):
+        asked.append((len(x), settings))
+        return {"accuracy": 0.5, "robust_accuracy": 0.25}
+
+    monkeypatch.setattr(robust_images, "evaluated", heard)
+    attack = {"radius": 0.1, "n_steps": 12, "n_restarts": 3}
+    recipe = {**SMALL["recipe"], "precision": "bf16", "epochs": 1}
+    (found,) = computed(tmp_path, small_run(attack=attack, recipe=recipe))
+    look, *rest = asked
+    assert look == (20, {"radius": 0.1, "n_steps": 10, "precision": "bf16"})
+    # Test and validation images, of the final and of the averaged weights.
+    assert rest == [(20, attack), (10, attack)] * 2
+    assert found["robust_accuracy"] == 0.25
+    # Numbers of another attack have another name.
+    assert "robust_accuracy" not in found["history"]["columns"]
+    assert found["history"]["columns"]["rough_robust_accuracy"] == [0.25]
+
+
+def test_a_network_lost_in_its_very_last_step_has_no_numbers(tmp_path, caplog):
+    """Its loss was finite, and a network without answers is right by chance."""
+    recipe = {**SMALL["recipe"], "learning_rate": 1e30, "epochs": 1, "batch_size": 20}
+    (lost,) = computed(tmp_path, small_run(recipe=recipe))
+    assert lost["train_accuracy"] is None
+    assert lost["averaged"] is None
+    assert "answers must be finite" in caplog.text
+
+
+def test_the_seed_draws_the_network_and_the_course_of_training(tmp_path, monkeypatch):
+    class Heard(Exception):
+        pass
+
+    def listening(network, x, y, recipe, *, seed, device):
+        raise Heard(seed, float(next(network.parameters()).detach().sum()))
+
+    monkeypatch.setattr(robust_images, "RobustTrainer", listening)
+    drawn = set()
+    for seed in (0, 3):
+        with pytest.raises(Heard) as heard:
+            computed(tmp_path, small_run(seed=seed))
+        assert heard.value.args[0] == seed
+        drawn.add(heard.value.args[1])
+    assert len(drawn) == 2
+
+
+def test_runs_of_one_batch_keep_their_states_apart(tmp_path):
+    recipe = {**SMALL["recipe"], "epochs": 1}
+    runs = [small_run(seed=seed, recipe=recipe) for seed in (0, 1)]
+    one, other = computed(tmp_path, *runs, checkpoint_seconds=0)
+    assert one["history"] != other["history"]
+    kept = sorted(path.name for path in tmp_path.glob("state*"))
+    assert kept == sorted(f"state.{run.key}.safetensors" for run in runs)

@@ -80,3 +80,34 @@ def test_a_run_on_an_accelerator_learns_and_is_resumed(precision, tmp_path):
     assert history["loss"][-1] < 0.5 * history["loss"][0]
     again = RobustTrainer(small(), x, y, recipe, seed=0, device="cuda")
     assert again.train(checkpoint=path)["loss"][:40] == history["loss"]
+
+
+def test_a_replayed_attack_has_the_radius_that_it_is_given():
+    """What is recorded must not hold the first radius for ever: a ramp changes it."""
+    recipe = Recipe("pgd", n_steps=2, ramp=True)
+    step = Step(small().cuda().train(), recipe, n_classes=10, compile=False)
+    x, y = (t.cuda() for t in images())
+    inside = 0.2 + 0.6 * x  # away from the ends of [0, 1]
+    for radius in (0.02, 0.1, 0.05):
+        start = torch.zeros_like(x)
+        found = step.attacked(inside, y, start, radius, radius)
+        assert float((found - inside).abs().max()) == pytest.approx(radius, rel=1e-4)
+
+
+def test_a_replayed_step_has_the_class_weights_that_it_is_given():
+    recipe, found = Recipe(soft_weight=0.0), {}
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        for device in ("cpu", "cuda"):
+            network = small().to(device).train()
+            step = Step(network, recipe, n_classes=10, compile=False)
+            x, y = (t.to(device) for t in images())
+            probes = torch.zeros(1, len(x), 10, device=device)
+            found[device] = []
+            for sharpness in (0.0, 3.0, 9.0):
+                table = (sharpness * torch.eye(10, device=device)).softmax(1)
+                loss, _, _ = step.gradients(
+                    x, x.flip(0), y, table, probes, perturbed=False, penalised=False
+                )
+                found[device].append(float(loss))
+    assert found["cuda"] == pytest.approx(found["cpu"], rel=1e-3)
+    assert len({round(loss, 2) for loss in found["cpu"]}) == 3

@@ -9,6 +9,7 @@ from torch import nn
 
 from normalign.nn import WideResNet
 from normalign.robustness import pgd
+from normalign.training.robust import evaluated, evaluation
 from normalign.training.robust.averaging import AveragedWeights
 from normalign.training.robust.captured import Captured
 from normalign.training.robust.draws import PADDING, Draws
@@ -177,3 +178,41 @@ def test_on_a_cpu_a_captured_function_is_the_function():
     captured = Captured(lambda x: seen.append(1) or [2 * x], [torch.ones(2)])
     assert captured(torch.full((2,), 3.0))[0].tolist() == [6.0, 6.0]
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_an_evaluation_is_the_attack_that_it_says(
+    network, batch, precision, monkeypatch
+):
+    x, y = batch
+    heard = {}
+
+    def listening(model, x, y, *, generator, **settings):
+        heard.update(settings, seed=generator.initial_seed(), mode=model.training)
+        heard["low precision"] = torch.is_autocast_enabled("cpu")
+        return pgd(model, x, y, generator=generator, **settings)
+
+    monkeypatch.setattr(evaluation, "pgd", listening)
+    network.train()
+    settings = {"radius": 0.1, "n_steps": 3, "n_restarts": 2, "seed": 5}
+    found = evaluated(network, x, y, **settings, precision=precision)
+    assert heard == {
+        "radii": [0.1], "n_steps": 3, "n_restarts": 2, "keep": "best", "low": 0.0,
+        "high": 1.0, "seed": 5, "mode": False, "low precision": precision == "bf16",
+    }  # fmt: skip
+    assert network.training
+    assert found.keys() == {"accuracy", "robust_accuracy"}
+
+
+def test_an_evaluation_in_another_precision_is_refused(network, batch):
+    with pytest.raises(ValueError, match="evaluated: precision must be one of"):
+        evaluated(network, *batch, radius=0.1, precision="fp16")
+
+
+def test_about_half_of_the_images_are_flipped():
+    x = torch.zeros(2000, 1, 20, 20)
+    x[..., 5] = 1  # a column to the left, where every shift leaves it
+    moved = Draws(Recipe(), seed=0, device=torch.device("cpu")).images(x, 0)
+    right = int((moved[..., 10:].sum((1, 2, 3)) > 0).sum())
+    # 2000 even chances: 1000 with a deviation of 22.
+    assert abs(right - 1000) < 5 * 23

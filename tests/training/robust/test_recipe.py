@@ -45,3 +45,11 @@ def test_a_recipe_is_json_and_comes_back():
 def test_a_number_out_of_range_is_named(changed, words):
     with pytest.raises(ValueError, match=f"Recipe: {words}"):
         Recipe(**changed)
+
+
+def test_averaging_begins_at_its_share_of_the_epochs():
+    assert Recipe(epochs=200).first_averaged == 150
+    # 0.57 * 100 is 56.99... in floating point.
+    assert Recipe(epochs=100, averaged_from=0.57).first_averaged == 57
+    assert Recipe(epochs=30).first_averaged == 22
+    assert Recipe(epochs=3, averaged_from=0.0).first_averaged == 1

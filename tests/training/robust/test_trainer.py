@@ -15,7 +15,9 @@ from normalign.training.robust import (
     TrainingDiverged,
     evaluated,
 )
+from normalign.training.robust import trainer as trainer_module
 from normalign.training.robust.draws import Draws
+from normalign.training.robust.keeping import digest, pause_after
 
 TINY = {"epochs": 3, "batch_size": 16, "n_steps": 2, "averaged_from": 0.4}
 
@@ -225,3 +227,159 @@ def test_data_that_do_not_fit_are_refused(x, y, words):
         (ValueError, TypeError), match=f"RobustTrainer: .*{words}|{words}"
     ):
         RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
+
+
+def interrupted_after(trainer, stop):
+    """Have Ctrl-C come in the middle of a step."""
+    take = trainer._take
+
+    def counted(epoch, i):
+        take(epoch, i)
+        if trainer._done + 1 == stop:
+            signal.raise_signal(signal.SIGINT)
+
+    trainer._take = counted
+
+
+def test_ctrl_c_in_the_last_step_of_an_epoch_does_not_wait_for_a_look(tmp_path):
+    x, y = images()
+    path, looks = tmp_path / "run", []
+
+    def measure(network):
+        looks.append(1)
+        return {"answer": 1.0}
+
+    def everything(trainer):
+        return trainer.train(
+            evaluate=lambda epoch: True, measure=measure, checkpoint=path
+        )
+
+    trainer = RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
+    interrupted_after(trainer, 3)  # of three steps in an epoch
+    with pytest.raises(KeyboardInterrupt):
+        everything(trainer)
+    assert path.is_file()
+    assert looks == []
+    history = everything(RobustTrainer(small(), x, y, Recipe(**TINY), seed=0))
+    assert history["epoch"] == [1, 2, 3]
+    assert len(looks) == 3
+
+
+def test_a_look_that_fails_costs_no_step_and_makes_no_row_twice(tmp_path):
+    x, y = images()
+    path = tmp_path / "run"
+
+    def fails(network):
+        raise RuntimeError("out of memory")
+
+    trainer = RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.train(
+            evaluate=lambda epoch: epoch == 2, measure=fails, checkpoint=path,
+            checkpoint_seconds=0,
+        )  # fmt: skip
+    again = RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
+    taken, take = [], again._take
+    again._take = lambda epoch, i: taken.append((epoch, i)) or take(epoch, i)
+    history = again.train(evaluate=lambda epoch: epoch == 2, checkpoint=path)
+    assert taken == [(3, 0), (3, 1), (3, 2)]
+    assert history["epoch"] == [2, 3]
+
+
+def test_a_digest_is_of_the_numbers_in_their_order_however_they_lie():
+    x = torch.rand(600, 3, 5, 4, generator=torch.Generator().manual_seed(0))
+    assert digest(x) == digest(x.to(memory_format=torch.channels_last))
+    assert digest(x) != digest(x.flip(0))
+    nudged = x.clone()
+    nudged[599, 2, 4, 3] += 1e-7
+    assert digest(x) != digest(nudged)
+    threads = torch.get_num_threads()
+    try:
+        found = {torch.set_num_threads(n) or digest(x) for n in (1, 3)}
+    finally:
+        torch.set_num_threads(threads)
+    assert found == {digest(x)}
+
+
+def test_a_checkpoint_of_the_same_images_in_another_order_is_refused(tmp_path):
+    x, y = images()
+    path = tmp_path / "run"
+    RobustTrainer(small(), x, y, Recipe(**TINY), seed=0).train(
+        checkpoint=path, checkpoint_seconds=0
+    )
+    other = RobustTrainer(small(), x.flip(0), y.flip(0), Recipe(**TINY), seed=0)
+    with pytest.raises(ValueError, match="checkpoint must be of this run"):
+        other.train(checkpoint=path)
+
+
+def test_checkpoints_that_take_long_are_rarer(tmp_path, monkeypatch):
+    assert pause_after(10.0, wanted=15.0) == 150
+    assert pause_after(10.0, wanted=0.0) == 0
+    x, y = images()
+    written = []
+
+    class Clock:
+        now = 0.0
+
+        def monotonic(self):
+            return self.now
+
+        perf_counter = monotonic
+
+    def slow(path, parts, record):
+        written.append(record["done"])
+        clock.now += 3
+
+    clock = Clock()
+    monkeypatch.setattr(trainer_module, "time", clock)
+    monkeypatch.setattr(trainer_module, "write_checkpoint", slow)
+    trainer = RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
+    take = trainer._take
+
+    def timed(epoch, i):
+        take(epoch, i)
+        clock.now += 7
+
+    trainer._take = timed
+    history = trainer.train(checkpoint=tmp_path / "run", checkpoint_seconds=15)
+    # Nine steps of 7 s: the first after 15, the next only after 60 more.
+    assert written == [3]
+    assert history.seconds == 9 * 7
+
+
+def test_a_network_whose_last_update_was_too_long_is_told():
+    x, y = images()
+    recipe = Recipe("plain", learning_rate=1e38, **(TINY | {"epochs": 1}))
+    recipe = Recipe(**{**vars(recipe), "batch_size": 40})
+    with pytest.raises(TrainingDiverged, match="the network's answers must be finite"):
+        RobustTrainer(small(), x, y, recipe, seed=0).train()
+
+
+def test_what_was_recorded_is_given_back_at_the_end():
+    x, y = images()
+    trainer = RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
+    trainer.train()
+    assert all(p.grad is None for p in trainer.network.parameters())
+    assert not trainer._step._recorded
+    assert not trainer._step._frozen
+
+
+def test_an_unknown_way_to_compile_is_refused():
+    with pytest.raises(TypeError, match="compile must be True, False or 'auto'"):
+        RobustTrainer(small(), *images(), Recipe(**TINY), seed=0, compile="always")
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_products_of_training_are_in_the_precision_that_was_asked_for(precision):
+    x, y = images()
+    network, seen = small(), set()
+    network.fc.register_forward_hook(
+        lambda module, _, out: seen.add(out.dtype) if module.training else None
+    )
+    recipe = Recipe(**(TINY | {"epochs": 1}), precision=precision)
+    trainer = RobustTrainer(network, x, y, recipe, seed=0)
+    trainer.train()
+    assert seen == {torch.bfloat16 if precision == "bf16" else torch.float32}
+    # What is summed over steps stays in float32.
+    state = [*trainer.network.state_dict().values(), trainer._tables["class_sums"]]
+    assert {t.dtype for t in state if t.is_floating_point()} == {torch.float32}

@@ -13,6 +13,7 @@ from normalign.paper.evidence.robust_images import (
     network_title,
     rank_correlation,
     reach,
+    seeds_of,
     source_sentence,
     value,
 )
@@ -88,7 +89,7 @@ def wider_aligns_more(records: Records) -> list[Verdict]:
                 continue
             less, more = found[narrow][n_train], found[wide][n_train]
             why = f"{network_title(wide)} {more - less:+.3f} over "
-            why += f"{network_title(narrow)}, above 0"
+            why += f"{network_title(narrow)}, above 0; {seeds_of(records)}"
             ours = f"{less:.3f} and {more:.3f}"
             verdicts.append(Verdict(cell, paper, ours, more > less, why))
     return verdicts
@@ -107,18 +108,22 @@ def falls_with_images(records: Records) -> list[Verdict]:
             rank = rank_correlation(sizes, values)
             holds = rank <= MOST_CORRELATION and values[-1] < values[0]
             why = f"a rank correlation of {rank:.2f}, at most {MOST_CORRELATION:g}; "
-            why += f"{values[-1] - values[0]:+.3f} from the fewest to the most"
+            why += f"{values[-1] - values[0]:+.3f} from the fewest to the most; "
+            why += seeds_of(records)
             ours = f"{values[0]:.3f} to {values[-1]:.3f}"
             verdicts.append(Verdict(cell, "falls", ours, holds, why))
     return verdicts
 
 
 def finding(records: Records) -> str:
-    """Return alignment by network and number of images, and how often the wide leads.
+    """Return alignment by network and number of images, and where the wide one leads.
 
-    Of the final weights; in how many sizes the wider network leads, of both.
+    Of the final weights; in how many sizes the wider network leads, and by how much,
+    of both.
     """
     found = means(records, "normal_alignment")
+    if not found:
+        return f"No run ended with numbers.{source_sentence(records)}"
     listed = "; ".join(
         f"{network_title(network)} "
         + ", ".join(f"{middle:.3f} at {n}" for n, middle in by_n.items())
@@ -126,12 +131,19 @@ def finding(records: Records) -> str:
     )
     text = f"Normal alignment at the end, by the number of images: {listed}."
     for weights in WEIGHTS:
-        told = [
-            verdict.holds
-            for verdict in wider_aligns_more(records)
-            if verdict.cell.endswith(f"{weights} weights") and verdict.holds is not None
-        ]
-        if told:
+        leads = list(_leads(means(records, "normal_alignment", weights)).values())
+        if leads:
             text += f" With {weights} weights the widest network leads at "
-            text += f"{sum(told)} of {len(told)} sizes."
+            text += f"{sum(lead > 0 for lead in leads)} of {len(leads)} sizes, "
+            text += f"by {min(leads):+.3f} to {max(leads):+.3f}."
+    text += f" Of {seeds_of(records)}"
+    text += ": another could be otherwise." if seeds_of(records) == "one seed" else "."
     return text + source_sentence(records)
+
+
+def _leads(found: dict[str, dict[int, float]]) -> dict[int, float]:
+    """Return how far the widest network is above the narrowest, where both are."""
+    if len(found) < 2:
+        return {}
+    narrow, *_, wide = found.values()
+    return {n: wide[n] - narrow[n] for n in narrow if n in wide}

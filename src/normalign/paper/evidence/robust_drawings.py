@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,8 @@ def by_images(records: Records) -> Figure:
     """
     axes, figure = _axes("by_images", records, 3)
     for k, group in enumerate(by_network(records).values()):
-        sizes = by_size(group)
+        own = by_size(group)
+        sizes = {n: own.get(n, []) for n in by_size(records)}
         for weights, style in _WAYS.items():
             for axis, name in zip(axes, _OF_INPUTS, strict=False):
                 seeds = {
@@ -109,12 +111,18 @@ def _axes(callee: str, records: Records, n: int) -> tuple[Sequence[Axes], Figure
 
 
 def _line(axis: Axes, seeds: Mapping[int, Sequence[float]], k: int, style: str) -> None:
-    """Draw means over seeds along an axis, in a band that reaches over them."""
+    """Draw means over seeds along an axis, in a band that reaches over them.
+
+    The line is broken where there is no number: it would seem to tell of one.
+    """
     found = {x: spread(values) for x, values in seeds.items()}
     curve = bands([(x, one) for x, one in found.items() if one is not None])
     colour, solid = COLOURS[k % len(COLOURS)], style == "-"
+    means = dict(zip(curve.x, curve.mean, strict=True))
+    within = [x for x in found if means and min(means) <= x <= max(means)]
     axis.plot(
-        curve.x, curve.mean, color=colour, linestyle=style, linewidth=1.6,
+        within, [means.get(x, math.nan) for x in within],
+        color=colour, linestyle=style, linewidth=1.6,
         marker=_MARKERS[k % len(_MARKERS)], markersize=5 if solid else 4,
         fillstyle="full" if solid else "none",
     )  # fmt: skip

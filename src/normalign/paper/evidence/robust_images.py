@@ -14,7 +14,7 @@ from normalign.paper.summaries import grouped
 
 __all__ = [
     "WEIGHTS", "by_network", "defined", "network_title", "rank_correlation", "reach",
-    "source_sentence", "value",
+    "seeds_of", "source_sentence", "value",
 ]  # fmt: skip
 
 WEIGHTS = ("final", "averaged")
@@ -82,6 +82,18 @@ def reach(values: Sequence[float]) -> tuple[float, float] | None:
     (1.0, 3.0)
     """
     return (min(values), max(values)) if len(values) > 1 else None
+
+
+def seeds_of(records: Records) -> str:
+    """Return how many seeds there are, in words: one tells little of another.
+
+    Examples
+    --------
+    >>> seeds_of([])
+    'no seed'
+    """
+    n = len({record.run.seed for record in records})
+    return {0: "no seed", 1: "one seed"}.get(n, f"{n} seeds")
 
 
 def source_sentence(records: Records) -> str:

@@ -6,7 +6,7 @@ None of them is the paper's. A question that the seeds do not settle stays open.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from normalign.paper.evidence.robust_images import source_sentence
 from normalign.paper.evidence.small_cifar import (
@@ -36,7 +36,7 @@ def _raises(name: str) -> Callable[[Records], list[Verdict]]:
             return None, "one seed is no interval"
         low, high = found.interval
         holds = True if low > 0 else False if high < quantity.worth else None
-        return holds, f"above 0 asked; all below {quantity.worth:g} is a no"
+        return holds, f"above 0 asked; else, all below {quantity.worth:g} is a no"
 
     return _each_choice(CONTROL, name, judge)
 
@@ -120,31 +120,33 @@ def _times(found: Difference) -> str:
 
 
 def finding(records: Records) -> str:
-    """Return what GrokAlign changes against its control, and PGD training, at cost."""
+    """Return what GrokAlign and PGD training change against the control, at what cost.
+
+    The answer in words is about GrokAlign.
+    """
     by = next(iter(CHOICES))
     ours = {
         name: difference(records, "grokalign", CONTROL, name, by=by)
-        for name in QUANTITIES
+        for name in ("normal_alignment", "test_accuracy", "robust_accuracy")
     }
     if ours["test_accuracy"].mean is None:
         return "No number of images has both GrokAlign and its control."
-    told = ", ".join(
-        _moved(name, ours[name])
-        for name in ("normal_alignment", "test_accuracy", "robust_accuracy")
-        if ours[name].mean is not None
-    )
+    told = [_moved(name, one) for name, one in ours.items() if one.mean is not None]
     text = (
-        f"Over {_sizes(records)} images, GrokAlign with a weight chosen by validation "
-        f"accuracy changes, against the same weight decay alone, {told}"
+        f"Over {_listed(_sizes(records))} images, GrokAlign with a weight chosen by "
+        f"validation accuracy changes {_listed(told)} against the same weight decay "
+        f"alone{_longer(ratio(records, 'grokalign', CONTROL))}: "
+        f"{_answer(ours['test_accuracy'], ours['robust_accuracy'])}."
     )
-    cost = ratio(records, "grokalign", CONTROL)
-    text += "" if cost.mean is None else f", at {_times(cost)} the time"
     pgd = difference(records, "pgd", CONTROL, "robust_accuracy", by=by)
     if pgd.mean is not None:
-        text += f"; PGD training changes {_moved('robust_accuracy', pgd)}"
-        text += f", at {_times(ratio(records, 'pgd', CONTROL))} the time"
-    text += f": {_answer(ours['test_accuracy'], ours['robust_accuracy'])}."
+        text += f" PGD training changes {_moved('robust_accuracy', pgd)} against it"
+        text += f"{_longer(ratio(records, 'pgd', CONTROL))}."
     return text + source_sentence(records)
+
+
+def _longer(cost: Difference) -> str:
+    return "" if cost.mean is None else f", and takes {_times(cost)} the time"
 
 
 def _moved(name: str, found: Difference) -> str:
@@ -153,9 +155,12 @@ def _moved(name: str, found: Difference) -> str:
     return f"{text} {quantity.unit}" if quantity.unit else text
 
 
-def _sizes(records: Records) -> str:
-    sizes = [f"{size}" for size in chosen(records, next(iter(CHOICES)))]
-    *rest, last = sizes
+def _sizes(records: Records) -> list[str]:
+    return [f"{size}" for size in chosen(records, next(iter(CHOICES)))]
+
+
+def _listed(words: Sequence[str]) -> str:
+    *rest, last = words
     return f"{', '.join(rest)} and {last}" if rest else last
 
 
@@ -177,27 +182,21 @@ def _answer(accuracy: Difference, robust: Difference) -> str:
     }.get((signs[0], signs[1]), "it does not pay")
 
 
+def _rise(name: str, words: str) -> Claim:
+    quantity = QUANTITIES[name]
+    worth = f"{quantity.worth:g} {quantity.unit}".rstrip()
+    return Claim(
+        f"Does GrokAlign raise {words} over its control?",
+        "The 95 % interval of the paired difference, mean over sizes, lies above 0; "
+        f"if not, and all of it is below {worth}, it does not.",
+        _raises(name), _FULL,
+    )  # fmt: skip
+
+
 CLAIMS = (
-    Claim(
-        "Does GrokAlign raise alignment over its control?",
-        "The 95 % interval of the paired difference, mean over sizes, lies above 0; "
-        f"it does not if all of it is below {QUANTITIES['normal_alignment'].worth:g}.",
-        _raises("normal_alignment"), _FULL,
-    ),
-    Claim(
-        "Does GrokAlign raise accuracy over its control?",
-        "The 95 % interval of the paired difference, mean over sizes, lies above 0; "
-        f"it does not if all of it is below {QUANTITIES['test_accuracy'].worth:g} "
-        "points.",
-        _raises("test_accuracy"), _FULL,
-    ),
-    Claim(
-        "Does GrokAlign raise robust accuracy over its control?",
-        "The 95 % interval of the paired difference, mean over sizes, lies above 0; "
-        f"it does not if all of it is below {QUANTITIES['robust_accuracy'].worth:g} "
-        "points.",
-        _raises("robust_accuracy"), _FULL,
-    ),
+    _rise("normal_alignment", "alignment"),
+    _rise("test_accuracy", "accuracy"),
+    _rise("robust_accuracy", "robust accuracy"),
     Claim(
         "Does GrokAlign reach the robust accuracy of PGD training?",
         "The 95 % interval of the paired difference, mean over sizes, lies above "

@@ -18,6 +18,7 @@ from normalign.paper.evidence.small_cifar import (
     difference,
     pooled,
     seconds,
+    strength,
 )
 from normalign.paper.spec import Record, Records, Row
 from normalign.paper.summaries import mean
@@ -26,32 +27,31 @@ __all__ = [
     "COMPARED", "cost_rows", "difference_rows", "grid_rows", "method_rows", "ratio",
 ]  # fmt: skip
 
-# Who is compared with whom.
-COMPARED = (
-    ("grokalign", CONTROL), ("grokalign", "decay"), ("grokalign", "pgd"),
-    ("pgd", CONTROL), ("decay", "baseline"),
-)  # fmt: skip
+# What GrokAlign is compared with.
+COMPARED = (CONTROL, "decay", "pgd")
 
 
 def method_rows(by: str) -> Callable[[Records], list[Row]]:
-    """Return the rows of the table of one choice: means over seeds on test images."""
+    """Return the rows of the table of one choice: means over seeds on test images.
+
+    Methods without a choice are in the table of the first choice alone.
+    """
+    first = by == next(iter(CHOICES))
 
     def rows(records: Records) -> list[Row]:
         made = []
         for size, by_method in chosen(records, by).items():
             for method, by_seed in by_method.items():
-                row: Row = {"n_train": size, "method": METHODS[method]}
-                row |= _means(list(by_seed.values()))
-                values = dict.fromkeys(_tuned(one, method) for one in by_seed.values())
-                row["strength"] = ", ".join(f"{v:g}" for v in values if v is not None)
-                made.append(row)
+                if not first and method not in TUNED:
+                    continue
+                group = list(by_seed.values())
+                values = dict.fromkeys(strength(one, method) for one in group)
+                told = ", ".join(f"{v:g}" for v in values if v is not None)
+                named = {"n_train": size, "method": METHODS[method], "strength": told}
+                made.append({**named, **_means(group)})
         return made
 
     return rows
-
-
-def _tuned(record: Record, method: str) -> float | None:
-    return record["recipe"][TUNED[method]] if method in TUNED else None
 
 
 def _means(group: Sequence[Record]) -> Row:
@@ -69,19 +69,19 @@ def _means(group: Sequence[Record]) -> Row:
 
 
 def difference_rows(records: Records) -> list[Row]:
-    """Return paired differences, over all sizes and at each, for each choice."""
+    """Return GrokAlign less the others, in pairs, over all sizes and at each."""
     made = []
     for by in CHOICES:
-        for method, reference in COMPARED:
+        for reference in COMPARED:
             found = {
-                name: difference(records, method, reference, name, by=by)
+                name: difference(records, "grokalign", reference, name, by=by)
                 for name in QUANTITIES
             }
             sizes = list(dict.fromkeys(s for one in found.values() for s in one.sizes))
             for size in ("all", *sorted(sizes)):
                 row: Row = {
                     "by": by, "n_train": str(size),
-                    "pair": f"{METHODS[method]} − {METHODS[reference]}",
+                    "reference": METHODS[reference],
                 }  # fmt: skip
                 for name, one in found.items():
                     row[name], row[f"{name}_interval"] = _at(one, size)

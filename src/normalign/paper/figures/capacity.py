@@ -127,7 +127,9 @@ ITEM = Item(
                 Column("n", "Seeds", "{:d}"),
             ],
             note="Final: the weights after the last step. Averaged: their moving "
-            "average over the last part of training. Alignment and rank are means over "
+            "average over the last part of training; of few images there are few steps "
+            "in it, and it is little more than the weights that it began with. "
+            "Alignment and rank are means over "
             "training images, not augmented. In brackets the least and the greatest "
             "seed, where there are several.",
         )
@@ -166,6 +168,8 @@ ITEM = Item(
         "compared",
         "subsets of 100, 300, 1000 and 3000 images; the paper does not name its own",
         "one seed; products in bfloat16",
+        "200 epochs of every subset, so that fewer images are fewer steps: 200 of 100 "
+        "images, 4800 of 3000",
         "alignment at the first 1000 training images, not augmented, of both final and "
         "averaged weights; the paper tells neither",
     ),

@@ -47,6 +47,7 @@ def divergence(logits: Tensor, target: Tensor) -> Tensor:
 
     Examples
     --------
+    >>> import torch
     >>> divergence(torch.zeros(1, 2), torch.zeros(1, 2))
     tensor([0.])
     """
@@ -88,6 +89,7 @@ def decoupled_kl(
 
     Examples
     --------
+    >>> import torch
     >>> a, b = torch.tensor([[1.0, 0.0]]), torch.zeros(1, 2)
     >>> float(decoupled_kl(b, a, weights=torch.ones(1, 2), soft_weight=0.0))
     0.125

@@ -161,4 +161,5 @@ class Recipe:
     @property
     def first_averaged(self) -> int:
         """The epoch whose weights the average begins with."""
-        return max(1, int(self.averaged_from * self.epochs))
+        # 0.57 * 100 is 56.99..., and no epoch is to be lost to that.
+        return max(1, int(round(self.averaged_from * self.epochs, 9)))

@@ -47,7 +47,8 @@ class Step:
         self, x: Tensor, y: Tensor, start: Tensor, radius: float, step: float
     ) -> Tensor:
         """Return what the attacker makes of a batch."""
-        lengths = [torch.tensor(v, device=x.device) for v in (radius, step)]
+        # Filled where they are used: bringing them there would wait for the device.
+        lengths = [torch.full((), v, device=x.device) for v in (radius, step)]
         return self._run("attack", self._attack(x), x, y, start, *lengths)[0]
 
     def gradients(
@@ -84,6 +85,13 @@ class Step:
         for parameter, slope in zip(self._parameters, slopes, strict=True):
             parameter.grad = slope
         return loss, right, sums
+
+    def forget(self) -> None:
+        """Give back the memory of what was recorded, and the gradients in it."""
+        self._recorded.clear()
+        self._frozen.clear()
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def _run(
         self,

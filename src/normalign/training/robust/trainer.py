@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,13 @@ from normalign.training.interrupts import Interrupts
 from normalign.training.loop import evaluation_mode
 from normalign.training.robust.averaging import AveragedWeights
 from normalign.training.robust.draws import Draws
+from normalign.training.robust.keeping import digest, pause_after
 from normalign.training.robust.recipe import Recipe
+from normalign.training.robust.refusals import (
+    TrainingDiverged,
+    check_data,
+    diverged,
+)
 from normalign.training.robust.step import Step
 
 __all__ = ["RobustTrainer", "TrainingDiverged"]
@@ -33,11 +38,7 @@ __all__ = ["RobustTrainer", "TrainingDiverged"]
 Row = dict[str, float]
 
 # Gradients in the images beyond which compiling the attacked copy pays.
-_WORTH_COMPILING = 5000
-
-
-class TrainingDiverged(ValueError):
-    """A loss that is no longer a number: nothing can be learned from there."""
+_WORTH_COMPILING = 10_000
 
 
 def _at_the_end(epoch: int) -> bool:
@@ -103,7 +104,10 @@ class RobustTrainer:
         device: torch.device | str | None = None,
         compile: bool | str = "auto",
     ) -> None:
-        _check_data(x, y)
+        check_data(x, y)
+        known = compile == "auto" or isinstance(compile, bool)
+        rule = "True, False or 'auto'"
+        require_kind(known, "RobustTrainer", "compile", rule, repr(compile))
         if device is None:
             device = next((p.device for p in network.parameters()), torch.device("cpu"))
         self.device, self.recipe, self.seed = torch.device(device), recipe, seed
@@ -141,8 +145,10 @@ class RobustTrainer:
             "right": torch.zeros((), dtype=torch.int64, device=self.device),
         }
         self._done = 0  # steps
+        self._closed = 0  # epochs whose means are taken
         self._seconds = 0.0
         self._history = History()
+        self._name: str | None = None
 
     @property
     def averaged(self) -> nn.Module | None:
@@ -174,7 +180,8 @@ class RobustTrainer:
         checkpoint : Path, optional
             The run's state is kept there, and taken up from there.
         checkpoint_seconds : float
-            How often.
+            How often; up to ten times as rarely where writing it would else take more
+            than a twentieth of the time.
         progress : callable
             ``progress(epoch, row)`` after each epoch.
 
@@ -183,38 +190,59 @@ class RobustTrainer:
         KeyboardInterrupt
             On Ctrl-C, between two steps; the checkpoint is written then.
         TrainingDiverged
-            If the loss is no longer finite.
+            If the loss is no longer finite, or at the end the network's answers.
         ValueError
             If the checkpoint is of another run.
         """
         if checkpoint is not None and checkpoint.is_file():
             self._resume(checkpoint)
-        kept = time.monotonic()
+        kept, pause = time.monotonic(), checkpoint_seconds
         with Interrupts() as interrupts:
-            while self._done < self.recipe.epochs * self._steps:
-                begun = time.perf_counter()
-                epoch, i = self._done // self._steps + 1, self._done % self._steps
-                with _fastest_kernels():
-                    self._take(epoch, i)
-                self._done += 1
-                ended = self._done % self._steps == 0
-                means = self._close(epoch) if ended else None
-                self._seconds += time.perf_counter() - begun
-                if means is not None:
-                    row = None
-                    if epoch == self.recipe.epochs or evaluate(epoch):
-                        row = self._row(epoch, *means, measure)
-                        self._history.append(row)
-                    if progress is not None:
-                        progress(epoch, row)
-                late = time.monotonic() - kept > checkpoint_seconds
+            while self._closed < self.recipe.epochs:
+                # A look may take longer than a process has after Ctrl-C: between the
+                # last step of an epoch and the look there is a moment to stop, too.
+                if self._done < (self._closed + 1) * self._steps:
+                    self._advance()
+                else:
+                    self._look(evaluate, measure, progress)
+                late = time.monotonic() - kept > pause
                 if checkpoint is not None and (late or interrupts.came):
+                    begun = time.monotonic()
                     self._keep(checkpoint)
                     kept = time.monotonic()
+                    pause = pause_after(kept - begun, wanted=checkpoint_seconds)
                 if interrupts.came:
                     raise KeyboardInterrupt
+        self._step.forget()
+        self._require_answers()
         self._history.seconds = self._seconds
         return self._history
+
+    def _advance(self) -> None:
+        """Take the next step."""
+        begun = time.perf_counter()
+        epoch, i = self._done // self._steps + 1, self._done % self._steps
+        with _fastest_kernels():
+            self._take(epoch, i)
+        self._done += 1
+        self._seconds += time.perf_counter() - begun
+
+    def _look(
+        self,
+        evaluate: Callable[[int], bool],
+        measure: Callable[[nn.Module], Mapping[str, float]] | None,
+        progress: Callable[[int, Row | None], None] | None,
+    ) -> None:
+        """End an epoch, and say what there is to be said of it."""
+        begun, epoch = time.perf_counter(), self._closed + 1
+        means = self._close(epoch)
+        self._seconds += time.perf_counter() - begun
+        self._closed, row = epoch, None
+        if epoch == self.recipe.epochs or evaluate(epoch):
+            row = self._row(epoch, *means, measure)
+            self._history.append(row)
+        if progress is not None:
+            progress(epoch, row)
 
     def _take(self, epoch: int, i: int) -> None:
         """Take step ``i`` of an epoch, counted from 1."""
@@ -258,11 +286,7 @@ class RobustTrainer:
         for name in ("class_sums", "loss", "right"):
             tables[name].zero_()
         if not math.isfinite(loss):
-            remedy = "Lower the learning rate or a weight of the recipe."
-            where = f"{loss} in epoch {epoch}"
-            raise TrainingDiverged(
-                complaint("RobustTrainer.train", "the loss", "finite", where, remedy)
-            )
+            diverged("the loss", f"{loss} in epoch {epoch}")
         return loss, seen
 
     def _row(
@@ -281,13 +305,25 @@ class RobustTrainer:
                 row.update(measure(self.network))
         return row
 
-    def _settings(self) -> dict[str, Any]:
-        shapes = {k: list(v.shape) for k, v in self.network.state_dict().items()}
-        sums = [float(self._x.double().sum()), int(self._y.sum()), len(self._x)]
-        return {
-            "recipe": asdict(self.recipe), "seed": self.seed, "network": shapes,
-            "data": sums,
-        }  # fmt: skip
+    def _require_answers(self) -> None:
+        """Refuse a network whose last update was too long: no loss tells of it."""
+        with torch.no_grad(), evaluation_mode(self.network):
+            answers = self.network(self._x[: self.recipe.batch_size])
+        if not bool(answers.isfinite().all()):
+            diverged("the network's answers", "others at the end")
+
+    def _fingerprint(self) -> str:
+        """Return the name of all that decides the run; it takes a look at all data."""
+        if self._name is None:
+            network = self.network.state_dict()
+            self._name = fingerprint(
+                {
+                    "recipe": asdict(self.recipe), "seed": self.seed,
+                    "network": {k: list(v.shape) for k, v in network.items()},
+                    "data": [digest(self._x), digest(self._y), len(self._x)],
+                }
+            )  # fmt: skip
+        return self._name
 
     def _parts(self) -> dict[str, Tensor]:
         """Return all tensors of the state by name, as they are, not copies."""
@@ -303,16 +339,20 @@ class RobustTrainer:
         return parts
 
     def _keep(self, path: Path) -> None:
+        begun = time.perf_counter()
+        if self.device.type == "cuda":  # steps that still run are no time of writing
+            torch.cuda.synchronize(self.device)
+        self._seconds += time.perf_counter() - begun
         record = {
-            "kind": "RobustTrainer", "settings": fingerprint(self._settings()),
-            "done": self._done, "seconds": self._seconds,
+            "kind": "RobustTrainer", "settings": self._fingerprint(),
+            "done": self._done, "closed": self._closed, "seconds": self._seconds,
             "history": self._history.to_dict(),
         }  # fmt: skip
         write_checkpoint(path, self._parts(), record)
 
     def _resume(self, path: Path) -> None:
         found = read_checkpoint(path, device=self.device)
-        same = found.record.get("settings") == fingerprint(self._settings())
+        same = found.record.get("settings") == self._fingerprint()
         if not same or found.record.get("kind") != "RobustTrainer":
             rule = "of this run: the same recipe, seed, network and images"
             remedy = "Move it away to start anew, or name another file."
@@ -329,22 +369,9 @@ class RobustTrainer:
         with torch.no_grad():
             for name, tensor in self._parts().items():
                 tensor.copy_(found.tensors[name])
-        self._done, self._seconds = found.record["done"], found.record["seconds"]
+        self._done, self._closed, self._seconds = (
+            found.record[name] for name in ("done", "closed", "seconds")
+        )
         self._history = History.from_dict(found.record["history"])
         epoch = self._done // self._steps + 1
         self._order = self._draws.order(epoch, len(self._x))
-
-
-def _check_data(x: Tensor, y: Tensor) -> None:
-    callee = "RobustTrainer"
-    require_kind(x.is_floating_point(), callee, "x", "of real numbers", x)
-    require(x.ndim == 4 and len(x) > 0, callee, "x", "of shape (n, c, h, w)", x)
-    low, high = float(x.min()), float(x.max())
-    inside = low >= 0 and high <= 1
-    remedy = "Divide by 255; attacks are cut off at [0, 1], so do not standardise."
-    got = f"values from {low:g} to {high:g}"
-    require(inside, callee, "x", "images with values in [0, 1]", got, remedy)
-    whole = not y.is_floating_point() and y.dtype != torch.bool
-    require_kind(whole, callee, "y", "whole numbers", y)
-    require(y.shape == (len(x),), callee, "y", f"of shape ({len(x)},)", y)
-    require(int(y.min()) >= 0, callee, "y", "0 or more", int(y.min()))

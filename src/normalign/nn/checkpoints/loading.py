@@ -1,31 +1,32 @@
-"""Weights of others in our networks: read safely, renamed, and accounted for."""
+"""Comparing a state dict with a network, and filling the network from it."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from normalign._checks import complaint, require, require_kind
-from normalign.nn.checkpoint_report import CheckpointReport, Normalisation
-from normalign.nn.forms import network_form
-from normalign.nn.namings import OWN, STANDARDISING, Naming, Reading, best_reading
-from normalign.nn.resnet import ResNet, resnet18, resnet50
-from normalign.nn.state_files import StateFile, read_state_file
-from normalign.nn.wide_resnet import WideResNet, wide_resnet28_2, wide_resnet28_10
+from normalign.nn.checkpoints.files import StateFile, read_state_file
+from normalign.nn.checkpoints.forms import network_form
+from normalign.nn.checkpoints.namings import (
+    OWN,
+    STANDARDISING,
+    Naming,
+    Reading,
+    best_reading,
+)
+from normalign.nn.checkpoints.report import CheckpointReport, Normalisation, few
+from normalign.nn.resnet import ResNet
+from normalign.nn.wide_resnet import WideResNet
 
-__all__ = ["BUILT_IN", "load_checkpoint", "load_weights_of", "network_for"]
+__all__ = ["load_checkpoint", "load_weights_of"]
 
 _COUNTER = "num_batches_tracked"
-# Tensors under the name of an activation: it is learned, so it is no ReLU.
-_ACTIVATION = re.compile(
-    r"(^|\.)(p?relu|swish|silu|gelu|act|activation)_?\d*\.[a-z_]+$", re.IGNORECASE
-)
 _MOST_CHANNELS = 4  # of pictures; longer means and deviations are of something else
 
 
@@ -53,9 +54,9 @@ def load_checkpoint(
       those of Gowal et al. They fit networks built with ``padding="end"`` only.
 
     ``num_batches_tracked`` may be missing. A checkpoint does not say everything: an
-    activation without parameters (many ``"wide-end"`` networks have swish for ReLU), a
-    pooling, a standardisation that was not saved leave no trace, so look at the
-    accuracy before you trust a geometry.
+    activation, a pooling, the padding under our own names, a standardisation that was
+    not saved leave no trace. Most ``"wide-end"`` networks have swish for ReLU and
+    standardise their inputs, so look at the accuracy before you trust a geometry.
 
     Parameters
     ----------
@@ -75,7 +76,8 @@ def load_checkpoint(
     Raises
     ------
     ValueError
-        If the file cannot be read safely, or under ``strict`` does not fit.
+        If the file cannot be read safely, or under ``strict`` does not fit; if the
+        network's tensors have no memory yet (meta device, lazy modules).
     TypeError
         If ``network`` is no module.
     ModuleNotFoundError
@@ -109,8 +111,8 @@ def load_weights_of(
     """Do what :func:`load_checkpoint` does, and complain in another's name."""
     module = isinstance(network, nn.Module)
     require_kind(module, callee, "network", "a torch.nn.Module", network)
+    own = _tensors_of(network, callee)
     file = read_state_file(path, entry=entry, callee=callee, argument=argument)
-    own = _tensors_of(network)
     reading = best_reading(file.tensors, own)
     report, fitting = _compared(network, own, file, reading)
     if strict and not report.whole:
@@ -125,9 +127,17 @@ def load_weights_of(
     return report
 
 
-def _tensors_of(network: nn.Module) -> dict[str, Tensor]:
+def _tensors_of(network: nn.Module, callee: str) -> dict[str, Tensor]:
+    """Return the tensors to fill; those without memory would stay empty unnoticed."""
     state = network.state_dict()
-    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    own = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    empty = [name for name, value in own.items() if value.is_meta or is_lazy(value)]
+    require(
+        not empty, callee, "network", "one whose tensors have memory",
+        f"{empty[0]} without" if empty else "", "Call network.to_empty(device='cpu'), "
+        "or of a lazy module the forward pass, first.",
+    )  # fmt: skip
+    return own
 
 
 # ---- comparison ---------------------------------------------------------------------
@@ -144,13 +154,22 @@ def _compared(
         for name, value in pairs.items()
         if value.shape != own[name].shape
     ]
-    integers = {
-        name: f"{name} holds {str(value.dtype).removeprefix('torch.')} for real numbers"
-        for name, value in pairs.items()
-        if own[name].is_floating_point() and not value.is_floating_point()
-    }
-    unfit = {*integers, *(name for name, *_ in misshapen)}
-    fitting = {name: value for name, value in pairs.items() if name not in unfit}
+    wrong = {name for name, *_ in misshapen}
+    improper: dict[str, list[str]] = {}
+    for name, value in pairs.items():
+        if name not in wrong and (fault := _fault(value, own[name])):
+            improper.setdefault(fault, []).append(name)
+    wrong.update(name for names in improper.values() for name in names)
+    fitting = {name: value for name, value in pairs.items() if name not in wrong}
+    # Of tensors that share their memory, a file may hold one for all.
+    filled = {_memory(own[name]) for name in fitting}
+    missing = [
+        name
+        for name, value in own.items()
+        if name not in pairs
+        and not name.endswith(_COUNTER)
+        and _memory(value) not in filled
+    ]
 
     taken = {first[ours] for ours in pairs}
     left = [name for name in file.tensors if name not in taken]
@@ -164,17 +183,36 @@ def _compared(
         prefix=reading.prefix,
         naming=reading.naming.name,
         n_loaded=len(fitting),
-        missing=tuple(n for n in own if n not in pairs and not n.endswith(_COUNTER)),
+        missing=tuple(missing),
         unexpected=unexpected,
         misshapen=tuple(misshapen),
         ignored=(*file.others, *ignored),
         normalisation=normalisation,
         notes=(
-            *_told_by_names(network, reading.naming, unexpected),
-            *integers.values(),
+            *_told_by_names(network, reading.naming),
+            *(f"{len(n)} {fault} ({few(n)})" for fault, n in improper.items()),
         ),
     )
     return report, fitting
+
+
+def _fault(value: Tensor, own: Tensor) -> str:
+    """Say why a tensor of the right shape is none to load; empty if it is one."""
+    if not own.is_floating_point():
+        return ""
+    kinds = [str(dtype).removeprefix("torch.") for dtype in (value.dtype, own.dtype)]
+    if not value.is_floating_point():
+        return f"of {kinds[0]} for real numbers"
+    # Also what overflows on its way into the network.
+    finite = bool(value.to(own.dtype).isfinite().all())
+    return "" if finite else f"not finite in {kinds[1]}"
+
+
+def _memory(tensor: Tensor) -> tuple[object, ...]:
+    """Return what two tensors have in common that are one in memory."""
+    if not tensor.numel():
+        return (id(tensor),)
+    return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def _needless(name: str, tensors: Mapping[str, Tensor], reading: Reading) -> bool:
@@ -214,9 +252,7 @@ def _normalisation(
     return next(iter(found.items()))
 
 
-def _told_by_names(
-    network: nn.Module, naming: Naming, unexpected: Collection[str]
-) -> Iterator[str]:
+def _told_by_names(network: nn.Module, naming: Naming) -> Iterator[str]:
     """Say what the names tell against the network."""
     ours = next((k for k in (ResNet, WideResNet) if isinstance(network, k)), None)
     if ours is not None and naming.family not in ("", ours.__name__):
@@ -230,9 +266,6 @@ def _told_by_names(
             f"networks of these names ({naming.name}) are built with "
             f"padding={naming.padding!r}, this one with {network.padding!r}"
         )
-    learned = [name for name in unexpected if _ACTIVATION.search(name)]
-    if learned:
-        yield f"{learned[0]} tells of a learned activation"
 
 
 def _remedy(own: Mapping[str, object], theirs: Mapping[str, object]) -> str:
@@ -241,67 +274,3 @@ def _remedy(own: Mapping[str, object], theirs: Mapping[str, object]) -> str:
         return ""
     other = [f"{key}={theirs[key]!r}" for key in own if own[key] != theirs[key]]
     return f"The file is of a network with {', '.join(other)}." if other else ""
-
-
-# ---- a network for a file -----------------------------------------------------------
-
-_RESNET = ("n_classes", "width", "stem", "n_channels")
-_WIDE = ("n_classes", "n_channels", "padding")
-
-# Names that tell whether those of a file are read rightly.
-_LANDMARKS = (
-    "stem.weight", "stem.0.weight", "layer1.0.conv1.weight", "norm.weight", "fc.weight",
-)  # fmt: skip
-
-# Name -> how it is built, and the arguments that a file may set.
-BUILT_IN: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {
-    "resnet18": (resnet18, _RESNET),
-    "resnet50": (resnet50, _RESNET),
-    "wide_resnet28_2": (wide_resnet28_2, _WIDE),
-    "wide_resnet28_10": (wide_resnet28_10, _WIDE),
-    "WideResNet": (WideResNet, ("depth", "widen", *_WIDE)),
-}
-
-
-def network_for(
-    name: str,
-    path: str | Path,
-    *,
-    callee: str = "network_for",
-    argument: str = "path",
-    generator: torch.Generator | None = None,
-) -> tuple[nn.Module, dict[str, Any]]:
-    """Build the named network in the form that a checkpoint has; load nothing.
-
-    The shapes tell the classes, the channels, the width and the stem, the naming the
-    padding; a ``"WideResNet"`` also takes its depth and widening from there. Where the
-    file does not tell, the network has its usual form.
-
-    Returns
-    -------
-    network : nn.Module
-        With weights as drawn.
-    arguments : dict
-        What was read off the file.
-
-    Raises
-    ------
-    ValueError
-        If there is no such network, the file cannot be read, or it tells no depth of a
-        ``"WideResNet"``.
-    """
-    known = ", ".join(BUILT_IN)
-    require(name in BUILT_IN, callee, "name", f"one of {known}", repr(name))
-    build, settable = BUILT_IN[name]
-    file = read_state_file(path, callee=callee, argument=argument)
-    reading = best_reading(file.tensors, _LANDMARKS)
-    form = network_form({n: file.tensors[o] for n, o in reading.first.items()})
-    if form and reading.naming is not OWN:
-        form["padding"] = reading.naming.padding
-    arguments = {key: form[key] for key in settable if key in form}
-    deep = build is not WideResNet or arguments.get("widen", 0) > 0
-    require(
-        deep, callee, argument, "the weights of a WideResNet", file.path.name,
-        "Build the network yourself if its blocks are named in another way.",
-    )  # fmt: skip
-    return build(**arguments, generator=generator), arguments

@@ -158,19 +158,14 @@ class Reading:
 def best_reading(names: Collection[str], own: Collection[str]) -> Reading:
     """Return the reading by which most names are the network's; the simplest of equals.
 
-    Where no name fits at all, one in a naming that we know tells the user more.
+    As it is before a prefix is taken off, and untranslated before translated.
     """
-    best, most = None, (-1, False)
-    for prefix, short in _shortened(names):
-        known = recognised(short.values())
-        for naming in dict.fromkeys((OWN, known)):
-            reading = Reading(prefix, naming, short)
-            fitting = len(reading.first.keys() & set(own))
-            rank = (fitting, naming is not OWN and fitting == 0)
-            if rank > most:
-                best, most = reading, rank
-    assert best is not None  # there is always the reading as it is
-    return best
+    readings = [
+        Reading(prefix, naming, short)
+        for prefix, short in _shortened(names)
+        for naming in dict.fromkeys((OWN, recognised(short.values())))
+    ]
+    return max(readings, key=lambda reading: len(reading.first.keys() & set(own)))
 
 
 def _shortened(names: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:

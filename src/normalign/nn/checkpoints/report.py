@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from normalign.nn.layers import Standardise
 
-__all__ = ["CheckpointReport", "Normalisation"]
+__all__ = ["CheckpointReport", "Normalisation", "few"]
 
 _SHOWN = 4  # names of a kind in a line; the attributes have them all
 
@@ -72,8 +72,8 @@ class CheckpointReport:
         A standardisation of the inputs that is in the file and not in the network.
         It changes the function: put ``normalisation.layer()`` before the network.
     notes : tuple of str
-        What the names tell against the network although tensors may fit: another
-        family, another padding, a learned activation, integers for weights.
+        What speaks against the network although shapes fit. Of the names: another
+        family, another padding; or the tensors: integers, values that are not finite.
     """
 
     file: str
@@ -104,7 +104,7 @@ class CheckpointReport:
             ("unexpected", self.unexpected),
             ("of another shape", shapes),
         )
-        counted = [f"{len(n)} {kind} ({_few(n)})" for kind, n in kinds if n]
+        counted = [f"{len(n)} {kind} ({few(n)})" for kind, n in kinds if n]
         return "; ".join([*counted, *self.notes])
 
     def __repr__(self) -> str:
@@ -123,13 +123,14 @@ class CheckpointReport:
             ("ignored", self.ignored),
         ):
             if names:
-                lines.append(f"  {kind:<14} {len(names)} ({_few(names)})")
+                lines.append(f"  {kind:<14} {len(names)} ({few(names)})")
         if self.normalisation is not None:
             lines.append(f"  normalisation  {self.normalisation}, not applied")
         lines += [f"  note           {text}" for text in self.notes]
         return "\n".join(lines)
 
 
-def _few(names: Collection[str]) -> str:
+def few(names: Collection[str]) -> str:
+    """Return the first names, and dots for the others."""
     shown = list(names)[:_SHOWN]
     return ", ".join(shown) + ", ..." * (len(names) > _SHOWN)

@@ -105,7 +105,7 @@ def _read_torch(path: Path, callee: str, argument: str) -> Any:
             complaint(
                 callee, argument, "a torch file that holds tensors only",
                 f"{path.name} ({_reason(error)})",
-                "Save model.state_dict(), not the model.",
+                "Save the state dict alone: torch.save(model.state_dict(), FILE).",
             )
         ) from error  # fmt: skip
 
@@ -117,9 +117,9 @@ def _reason(error: Exception) -> str:
         return f"it holds a pickled {stranger[1]}"
     if detail := re.search(r"WeightsUnpickler error: *(.*)", text):
         return f"no state dict: {detail[1]}" if detail[1] else "no state dict"
-    if not text or text.startswith("Weights only load failed"):
-        return type(error).__name__
-    return text.split("\n")[0]
+    if isinstance(error, RuntimeError) and text:
+        return text.split("\n")[0].partition(". ")[0]
+    return "damaged, or no torch file"
 
 
 def _read_safetensors(path: Path, callee: str, argument: str) -> dict[str, Tensor]:
@@ -151,10 +151,11 @@ def _unwrapped(
     way: list[str] = []
     others: list[str] = []
     if entry is not None:
-        held = _mappings(content)
+        held = ", ".join(map(repr, _mappings(content)))
         require(
-            entry in held, callee, "entry",
-            f"one of {', '.join(map(repr, held)) or 'none'}", repr(entry),
+            entry in _mappings(content), callee, "entry",
+            f"one of {held}" if held else "None for a file with one state dict",
+            repr(entry),
         )  # fmt: skip
         others += [name for name in _nests(content) if name != entry]
         content = content[entry]
@@ -176,9 +177,23 @@ def _mappings(content: Any) -> list[str]:
     ]
 
 
-def _nests(content: Any) -> list[str]:
-    held = _mappings(content)
-    return [name for name in (*_PLAIN, *_AVERAGED) if name in held]
+def _nests(content: Any, deepest: int = _DEEPEST) -> list[str]:
+    """Return the entries that lead to tensors by names we know, or the only other."""
+    held = [n for n in _mappings(content) if _leads_to_tensors(content[n], deepest)]
+    known = [name for name in (*_PLAIN, *_AVERAGED) if name in held]
+    alone = len(held) == 1 and not _has_tensors(content)
+    return known or (held if alone else [])
+
+
+def _leads_to_tensors(content: Any, deepest: int) -> bool:
+    return _has_tensors(content) or bool(deepest and _nests(content, deepest - 1))
+
+
+def _has_tensors(content: Any) -> bool:
+    return isinstance(content, Mapping) and any(
+        isinstance(name, str) and isinstance(value, Tensor)
+        for name, value in content.items()
+    )
 
 
 def _checked(
@@ -192,6 +207,7 @@ def _checked(
         and not value.is_complex()
         and not value.is_quantized
         and not value.is_meta
+        and not value.is_nested
         for value in tensors.values()
     )
     held = ", ".join(map(str, list(state)[:4])) if isinstance(state, Mapping) else ""
