@@ -7,7 +7,8 @@ DECAY = 5e-4
 
 def record(
     method, *, n_train=100, seed=0, decay=None, weight=0.0, clean=0.5, robust=0.1,
-    validation=None, validation_robust=None, alignment=0.2, rank=2.0, seconds=10.0,
+    nearby=0.3, validation=None, validation_robust=None, alignment=0.2, rank=2.0,
+    seconds=10.0,
 ):  # fmt: skip
     """A run: accuracies are shares; those of validation are the test's by default."""
     decays = {"baseline": 0.0}
@@ -18,7 +19,7 @@ def record(
     }  # fmt: skip
     settings = {"method": method, "n_train": n_train, "recipe": recipe}
     result = {
-        "test_accuracy": clean, "robust_accuracy": robust,
+        "test_accuracy": clean, "robust_accuracy": robust, "nearby_accuracy": nearby,
         "validation_accuracy": clean if validation is None else validation,
         "validation_robust_accuracy": robust
         if validation_robust is None else validation_robust,
@@ -48,6 +49,7 @@ def study(*, sizes=(100, 300), seeds=(0, 1), grokalign=None, pgd=None, noise=0.0
             for weight, told in grokalign.items():
                 moved = {"clean": told.get("clean", 0.5) + shift,
                          "robust": told.get("robust", 0.1) + shift,
+                         "nearby": told.get("nearby", 0.3) + shift,
                          "alignment": told.get("alignment", 0.2) + shift}  # fmt: skip
                 one = {**{"seconds": 20.0}, **told, **moved}
                 made.append(record("grokalign", weight=weight, **one, **at))

@@ -33,7 +33,7 @@ from normalign.paper.figures.small_cifar import ITEM
 from normalign.paper.spec import Record
 from tests.paper.evidence.images_by_hand import DECAY, record, study
 
-ALIGNMENT, ACCURACY, ROBUST, PGD, TIME = CLAIMS
+ALIGNMENT, ACCURACY, NEARBY, ROBUST, PGD, TIME = CLAIMS
 
 
 def weights(records, by, size=100):
@@ -238,8 +238,13 @@ def test_a_run_that_diverged_is_never_chosen_and_has_no_time():
 )  # fmt: skip
 @pytest.mark.parametrize(
     ("claim", "name", "base"),
-    [(ALIGNMENT, "alignment", 0.2), (ACCURACY, "clean", 0.5), (ROBUST, "robust", 0.1)],
-    ids=["alignment", "accuracy", "robust"],
+    [
+        (ALIGNMENT, "alignment", 0.2),
+        (ACCURACY, "clean", 0.5),
+        (NEARBY, "nearby", 0.3),
+        (ROBUST, "robust", 0.1),
+    ],
+    ids=["alignment", "accuracy", "nearby", "robust"],
 )
 def test_a_rise_must_be_surer_than_the_seeds(claim, name, base, gain, noise, expected):
     records = study(grokalign={0.01: {name: base + gain}}, noise=noise)
@@ -280,7 +285,7 @@ def test_without_a_method_no_rule_is_read(lacking):
     records = [r for r in study() if r["method"] != lacking]
     judged = [v for claim in CLAIMS for v in claim.check(records)]
     asked = {"pgd": (PGD, TIME), "grokalign": CLAIMS,
-             "decay": (ALIGNMENT, ACCURACY, ROBUST)}[lacking]  # fmt: skip
+             "decay": (ALIGNMENT, ACCURACY, NEARBY, ROBUST)}[lacking]  # fmt: skip
     assert all(None in answers(claim, records) for claim in asked)
     assert all(v.holds is not None or v.why for v in judged)
     assert finding(records)
@@ -289,11 +294,11 @@ def test_without_a_method_no_rule_is_read(lacking):
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        ({"clean": 0.6, "robust": 0.2}, "it pays in both accuracies"),
-        ({"clean": 0.4, "robust": 0.2}, "it trades accuracy for robustness"),
-        ({"clean": 0.4, "robust": 0.1}, "it does not pay"),
-        ({"clean": 0.5, "robust": 0.1}, "neither accuracy changes"),
-        ({"clean": 0.6, "robust": 0.0}, "it trades robustness for accuracy"),
+        ({"clean": 0.6, "nearby": 0.4}, "it pays in both accuracies"),
+        ({"clean": 0.4, "nearby": 0.4}, "it trades accuracy for robustness"),
+        ({"clean": 0.4, "nearby": 0.3}, "it does not pay"),
+        ({"clean": 0.5, "nearby": 0.3}, "neither accuracy changes"),
+        ({"clean": 0.6, "nearby": 0.2}, "it trades robustness for accuracy"),
     ],
 )
 def test_the_finding_follows_the_numbers(told, words):
@@ -309,7 +314,7 @@ def test_the_finding_follows_the_numbers(told, words):
 
 def test_the_picture_has_a_line_for_each_method_and_choice():
     figure = by_images(study(grokalign={w: {"clean": 0.5 + w} for w in (0.01, 0.1)}))
-    assert len(figure.axes) == 3
+    assert len(figure.axes) == 4
     for axis in figure.axes:
         assert len(axis.lines) == len(METHODS) + 2  # both tuned once more
         assert [*axis.lines[0].get_xdata()] == [100, 300]

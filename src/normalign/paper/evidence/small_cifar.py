@@ -97,10 +97,12 @@ QUANTITIES = {
     for one in (
         Quantity("test_accuracy", "test accuracy", "points", 100, 1.0, "{:+.1f}"),
         Quantity("robust_accuracy", "robust accuracy", "points", 100, 1.0, "{:+.1f}"),
+        Quantity("nearby_accuracy", "robust accuracy at a quarter of the radius",
+                 "points", 100, 1.0, "{:+.1f}"),
         Quantity("normal_alignment", "normal alignment", "", 1, 0.01, "{:+.3f}"),
         Quantity("effective_rank", "effective rank", "", 1, 0.1, "{:+.2f}"),
     )
-}
+}  # fmt: skip
 
 
 def strength(record: Record, method: str) -> float | None:

@@ -25,14 +25,15 @@ __all__ = ["by_images"]
 
 _PANELS = {
     "test_accuracy": "Test accuracy (%)",
-    "robust_accuracy": "Robust accuracy (%)",
+    "nearby_accuracy": "Robust accuracy at 2/255 (%)",
+    "robust_accuracy": "Robust accuracy at 8/255 (%)",
     "normal_alignment": "Normal alignment",
 }
 _COLOURED = {"baseline": 4, "control": 1, "decay": 2, "grokalign": 0, "pgd": 3}
 
 
 def by_images(records: Records) -> Figure:
-    """Draw test accuracy, robust accuracy and alignment, a line for each method.
+    """Draw accuracy, robust accuracies and alignment, a line for each method.
 
     Bands reach over the seeds. Solid lines are tuned by validation accuracy, dashed
     ones by validation robust accuracy, drawn where that is another choice to make.

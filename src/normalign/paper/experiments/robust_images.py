@@ -37,8 +37,8 @@ __all__ = ["batches", "compute", "recipe_of"]
 _log = logging.getLogger(__name__)
 
 _ACCURACIES = (
-    "train_accuracy", "test_accuracy", "robust_accuracy", "validation_accuracy",
-    "validation_robust_accuracy",
+    "train_accuracy", "test_accuracy", "robust_accuracy", "nearby_accuracy",
+    "validation_accuracy", "validation_robust_accuracy",
 )  # fmt: skip
 # Images that are looked at while a network trains, and the steps of an attack then; at
 # its end it is all that are asked.
@@ -69,12 +69,14 @@ def batches(runs: Sequence[Run], device: torch.device) -> list[list[Run]]:
 def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
     """Return accuracies and geometry of the network that each run trains.
 
-    Geometry is the mean over the first ``n_measured`` training images, not augmented,
-    of the map from the input, and of the maps from the inputs of ``places``; with
-    ``control``, also of the network as it was before training, once its normalisation
-    has seen the training images. Accuracies under attack are at ``attack``. All of it
-    is there for the weights at the end and for their average on the way. What is not
-    finite, of a run that diverged, is ``None``.
+    Geometry is the mean over the first ``n_measured`` training images, not
+    augmented, of the map from the input, and of the maps from the inputs of
+    ``places``; with ``control``, also of the network as it was before training,
+    once its normalisation has seen the training images. Accuracies under attack are
+    at ``attack``; with ``nearby``, a weaker one, there is one under that, too, and
+    validation images are attacked by it. All of it is there for the weights at the
+    end and for their average on the way. What is not finite, of a run that
+    diverged, is ``None``.
     """
     results = []
     for number, run in enumerate(batch):
@@ -213,17 +215,21 @@ class _Robust:
     def _described(self, network: nn.Module) -> dict[str, Any]:
         """Return accuracies and geometry of a trained network."""
         data = self.data
-        attack = self.run["attack"]
+        attack, nearby = self.run["attack"], self.run.settings.get("nearby")
         test = evaluated(network, data.x_test, data.y_test, **attack)
+        close: Mapping[str, float | None] = {}
+        if nearby is not None:
+            close = evaluated(network, data.x_test, data.y_test, **nearby)
         validation: Mapping[str, float | None] = {}
         if len(data.y_validation):
             validation = evaluated(
-                network, data.x_validation, data.y_validation, **attack
+                network, data.x_validation, data.y_validation, **(nearby or attack)
             )
         return {
             "train_accuracy": _accuracy(network, data.x_train, data.y_train),
             "test_accuracy": test["accuracy"],
             "robust_accuracy": test["robust_accuracy"],
+            "nearby_accuracy": close.get("robust_accuracy"),
             "validation_accuracy": validation.get("accuracy"),
             "validation_robust_accuracy": validation.get("robust_accuracy"),
             **self._geometry(network),
