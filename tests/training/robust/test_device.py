@@ -9,7 +9,7 @@ from normalign.nn import WideResNet
 from normalign.training.robust import Recipe, RobustTrainer
 from normalign.training.robust.captured import Captured
 from normalign.training.robust.draws import Draws
-from normalign.training.robust.step import Step
+from normalign.training.robust.step import Batch, Step
 
 pytestmark = pytest.mark.cuda
 
@@ -44,7 +44,7 @@ def test_gradients_of_a_recorded_step_are_those_of_the_cpu(name):
             table = torch.full((10, 10), 0.1, device=device)
             for _ in range(2):  # the second is a replay
                 loss, right, sums = step.gradients(
-                    x, x.flip(0), y, table, draws.probes(x, 10, 3),
+                    Batch(x, x.flip(0), y, table, draws.probes(x, 10, 3)),
                     perturbed=recipe.perturbation > 0,
                     penalised=recipe.penalty_weight > 0,
                 )  # fmt: skip
@@ -106,8 +106,9 @@ def test_a_replayed_step_has_the_class_weights_that_it_is_given():
             for sharpness in (0.0, 3.0, 9.0):
                 table = (sharpness * torch.eye(10, device=device)).softmax(1)
                 loss, _, _ = step.gradients(
-                    x, x.flip(0), y, table, probes, perturbed=False, penalised=False
-                )
+                    Batch(x, x.flip(0), y, table, probes),
+                    perturbed=False, penalised=False,
+                )  # fmt: skip
                 found[device].append(float(loss))
     assert found["cuda"] == pytest.approx(found["cpu"], rel=1e-3)
     assert len({round(loss, 2) for loss in found["cpu"]}) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,30 @@ from normalign.training.robust.objectives import task_loss
 from normalign.training.robust.recipe import Recipe
 from normalign.training.robust.weight_perturbation import perturbed_weights
 
-__all__ = ["Step"]
+__all__ = ["Batch", "Step"]
+
+
+class Batch(NamedTuple):
+    """What the loss of one step is made of: tensors only, as a recorded graph wants.
+
+    Attributes
+    ----------
+    x : Tensor of shape (n, c, h, w)
+        The images, moved.
+    attacked : Tensor of shape (n, c, h, w)
+        What the attacker made of them; the images themselves if there is none.
+    y : int64 Tensor of shape (n,)
+    class_weights : Tensor of shape (k, k)
+        Row c is the mean probabilities of the images of class c.
+    probes : Tensor of shape (1, n, k)
+        Noise for the penalty.
+    """
+
+    x: Tensor
+    attacked: Tensor
+    y: Tensor
+    class_weights: Tensor
+    probes: Tensor
 
 
 class Step:
@@ -52,15 +76,7 @@ class Step:
         return self._run("attack", self._attack(x), x, y, start, *lengths)[0]
 
     def gradients(
-        self,
-        x: Tensor,
-        attacked: Tensor,
-        y: Tensor,
-        class_weights: Tensor,
-        probes: Tensor,
-        *,
-        perturbed: bool,
-        penalised: bool,
+        self, batch: Batch, *, perturbed: bool, penalised: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Set the gradients; return loss, right answers and sums of probabilities.
 
@@ -74,14 +90,10 @@ class Step:
         """
 
         def function(*tensors: Tensor) -> Sequence[Tensor]:
-            return self._differentiated(
-                *tensors, perturbed=perturbed, penalised=penalised
-            )
+            return self._differentiated(Batch(*tensors), perturbed, penalised)
 
         name = f"gradients {perturbed} {penalised}"
-        loss, right, sums, *slopes = self._run(
-            name, function, x, attacked, y, class_weights, probes
-        )
+        loss, right, sums, *slopes = self._run(name, function, *batch)
         for parameter, slope in zip(self._parameters, slopes, strict=True):
             parameter.grad = slope
         return loss, right, sums
@@ -114,46 +126,29 @@ class Step:
         return InnerAttack(self._frozen[compiled], self.recipe)
 
     def _differentiated(
-        self,
-        x: Tensor,
-        attacked: Tensor,
-        y: Tensor,
-        class_weights: Tensor,
-        probes: Tensor,
-        *,
-        perturbed: bool,
-        penalised: bool,
+        self, batch: Batch, perturbed: bool, penalised: bool
     ) -> Sequence[Tensor]:
-        def passes() -> tuple[Tensor, Tensor, Tensor]:
-            return self._passes(x, attacked, y, class_weights, probes, penalised)
+        def climbed() -> Tensor:
+            return self._passes(batch, penalised)[0]
 
         with ExitStack() as stack:
             if perturbed:
                 strength = self.recipe.perturbation
-                stack.enter_context(
-                    perturbed_weights(
-                        self.network, lambda: passes()[0], strength=strength
-                    )
-                )
-            loss, logits, clean = passes()
+                worst = perturbed_weights(self.network, climbed, strength=strength)
+                stack.enter_context(worst)
+            loss, logits, clean = self._passes(batch, penalised)
             slopes = torch.autograd.grad(loss, self._parameters)
         with torch.no_grad():
-            right = (logits.argmax(1) == y).sum()
+            right = (logits.argmax(1) == batch.y).sum()
             tempered = (clean / self.recipe.temperature).softmax(1)
-            sums = torch.zeros_like(class_weights).index_add(0, y, tempered)
+            none = torch.zeros_like(batch.class_weights)
+            sums = none.index_add(0, batch.y, tempered)
         return [loss.detach(), right, sums, *slopes]
 
-    def _passes(
-        self,
-        x: Tensor,
-        attacked: Tensor,
-        y: Tensor,
-        class_weights: Tensor,
-        probes: Tensor,
-        penalised: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _passes(self, batch: Batch, penalised: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Return the loss, the logits that it is about, and those of the images."""
         recipe, low = self.recipe, self.recipe.precision == "bf16"
+        x, attacked, y, class_weights, probes = batch
         extra: Tensor | float = 0.0
         # Nothing is kept of casts: a recorded graph must make them anew.
         with torch.autocast(

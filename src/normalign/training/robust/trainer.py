@@ -31,7 +31,7 @@ from normalign.training.robust.refusals import (
     check_data,
     diverged,
 )
-from normalign.training.robust.step import Step
+from normalign.training.robust.step import Batch, Step
 
 __all__ = ["RobustTrainer", "TrainingDiverged"]
 
@@ -256,9 +256,9 @@ class RobustTrainer:
             radius, step = recipe.reach(epoch)
             start = self._draws.starts(x, self._done, radius)
             attacked = self._step.attacked(x, y, start, radius, step)
+        probes = self._draws.probes(x, self._step.n_classes, self._done)
         loss, right, sums = self._step.gradients(
-            x, attacked, y, self._tables["class_weights"],
-            self._draws.probes(x, self._step.n_classes, self._done),
+            Batch(x, attacked, y, self._tables["class_weights"], probes),
             perturbed=recipe.perturbation > 0 and epoch >= recipe.perturbed_from,
             penalised=recipe.penalty_weight > 0
             and self._done % recipe.penalty_every == 0,
