@@ -9,6 +9,7 @@
 `report.py`               `local_geometry`: all of them at once
 `exact.py`                ... from the Jacobian's rows, a few samples at a time
 `matrix_free.py`          ... from products with J and J^T, for many outputs
+`krylov.py`               ... the space that these products span
 `profile.py`              `layer_profile`: all of them at several places of a network
 `profile_run.py`          ... step by step
 `places.py`               ... where the stages of a network begin

@@ -25,6 +25,7 @@ from normalign.paper.experiments.robust_images_networks import (
 )
 from normalign.paper.experiments.timetable import all_rounded, kept_history, log_spaced
 from normalign.paper.spec import Run
+from normalign.training import accuracy
 from normalign.training.robust import (
     Recipe,
     RobustTrainer,
@@ -257,11 +258,8 @@ def _looked_at(epochs: int, count: int) -> frozenset[int]:
 
 def _accuracy(network: nn.Module, x: Tensor, y: Tensor) -> float:
     with torch.no_grad():
-        right = [
-            (network(part).argmax(1) == labels).sum()
-            for part, labels in zip(x.split(_AT_ONCE), y.split(_AT_ONCE), strict=True)
-        ]
-    return int(sum(right)) / len(y)
+        outputs = torch.cat([network(part) for part in x.split(_AT_ONCE)])
+    return float(accuracy(outputs, y))
 
 
 def _moved(data: Pictures, device: torch.device) -> Pictures:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from normalign.geometry import centroid_alignment, local_geometry
+from normalign.geometry import centroid_alignment, layer_profile
 
 __all__ = ["ANSWER", "GEOMETRY", "answer_alignments", "geometry_by_place"]
 
@@ -34,9 +34,9 @@ def geometry_by_place(
         Submodules; ``None`` is the network's own input.
     """
     answers = answer_alignments(network, x, y, places=places)
+    profile = layer_profile(network, x, places=places).means()
     found: dict[str | None, dict[str, float]] = {}
-    for at in places:
-        means = local_geometry(network, x, at=at).mean()
+    for at, means in zip(places, profile.values(), strict=True):
         found[at] = {name: means[name] for name in GEOMETRY}
         found[at][ANSWER] = float(answers[at].double().mean())
     return found
