@@ -26,9 +26,15 @@ def drawable(found: Outcome) -> Records:
     return whole_tables(found) if found.item.name == "peers" else found.records
 
 
+def shown(name: str) -> Outcome:
+    """The default preset of an item; that of the paper's text where it was not run."""
+    found = full(name)
+    return found if found.records else full(name, "text")
+
+
 def drawn(name: str) -> str:
     """The first figure of an item, as the text of an SVG file."""
-    found = full(name)
+    found = shown(name)
     records = drawable(found)
     about = None
     if found.item.experiment == "tabular":
@@ -39,5 +45,5 @@ def drawn(name: str) -> str:
 
 if __name__ == "__main__":
     for one in items():
-        if one.figures and drawable(full(one.name)):
+        if one.figures and drawable(shown(one.name)):
             write_bytes(IMAGES / f"paper-{one.name}.svg", drawn(one.name).encode())

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests run this file from afar
+from deep_tables import layer_profile, robust_training
 from machine_tables import rfm, rfm_selection, ridges
 from paper_tables import shown
 from tabular_numbers import numbers
@@ -237,11 +238,13 @@ KINDS = {
     "ensemble": ensemble,
     "geometry": geometry,
     "grokalign_step": grokalign_step,
+    "layer_profile": layer_profile,
     "powers": powers,
     "powers-variants": powers_variants,
     "rfm": rfm,
     "rfm_selection": rfm_selection,
     "ridges": ridges,
+    "robust_training": robust_training,
 }
 
 

@@ -159,6 +159,7 @@ def _performed(
     made = provenance()
     made["commit"] = arguments.commit or made["commit"]
     made["device"] = device_name(device)
+    made["at_a_time"] = min(jobs, len(plan.batches))
     out = arguments.out.absolute()
     place = Workplace(
         out / "results", out / "work", device, threads, made,

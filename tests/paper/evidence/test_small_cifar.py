@@ -230,6 +230,15 @@ def test_a_run_that_diverged_is_never_chosen_and_has_no_time():
     assert by_images(gone)
 
 
+@pytest.mark.parametrize(("kind", "seeds"), [("cuda", {0}), ("cpu", {0, 1})])
+def test_a_run_that_shared_a_gpu_has_no_time(kind, seeds):
+    records = [
+        Record(r.run, r.result, {"device_kind": kind, "at_a_time": 1 + 3 * r.run.seed})
+        for r in study()
+    ]
+    assert set(seconds(records, tuning=False)[100]["pgd"]) == seeds
+
+
 @pytest.mark.parametrize(
     ("gain", "noise", "expected"),
     [(0.05, 0.001, True), (-0.05, 0.001, False), (0.0, 0.001, False),

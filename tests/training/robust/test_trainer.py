@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from normalign import GrokAlign
+from normalign import GrokAlign, layer_profile
 from normalign.nn import WideResNet
 from normalign.training.robust import (
     Recipe,
@@ -87,6 +87,55 @@ def test_a_run_that_was_interrupted_anywhere_ends_the_same(name, tmp_path):
     assert same(whole.averaged.state_dict(), resumed.averaged.state_dict())
     for column in ("epoch", "loss", "seen_accuracy"):
         assert expected[column] == found[column]
+
+
+def mean_row(network):
+    return network.fc.weight.detach().double().mean(0)
+
+
+@pytest.mark.parametrize("name", ["dkl", "released", "trades", "pgd"])
+def test_training_never_turns_the_mean_row_of_the_head(name):
+    # No loss here sees what is added to all logits, so that the mean row has no slope
+    # but its decay: centroids show the start of a network, not what it learned.
+    recipe = Recipe(**{**TINY, "weight_decay": 0.1, **VARIANTS[name]})
+    trainer = RobustTrainer(small(), *images(), recipe, seed=5)
+    trainer.train()
+    before, after = mean_row(small()), mean_row(trainer.network)
+    shrunk = mean_row(small())
+    speed = torch.zeros_like(shrunk)
+    for epoch in (1, 2, 3):
+        for _ in range(3):
+            speed = 0.9 * speed + 0.1 * shrunk
+            shrunk = shrunk - recipe.rate(epoch) * speed
+    torch.testing.assert_close(after, shrunk, rtol=1e-4, atol=1e-6)
+    assert after.norm() < 0.95 * before.norm()
+
+
+def test_centroids_change_sign_with_the_mean_row_that_training_began_with():
+    # With heads drawn so that a mean row is as likely as its opposite, centroid
+    # alignment is 0 on average, whatever was learned, at every stage.
+    x, y = images()
+    found = []
+    for sign in (1.0, -1.0):
+        network = small()
+        network.fc.weight.data += (sign - 1.0) * mean_row(network).float()
+        trainer = RobustTrainer(network, x, y, Recipe("pgd", **TINY), seed=5)
+        trainer.train()
+        places = [None, "layer1", "layer3"]
+        found.append(layer_profile(network.eval(), x, places=places))
+    for one, other in zip(found[0].values(), found[1].values(), strict=True):
+        slopes = one.centroid_alignment
+        assert slopes.abs().mean() > 0.01
+        opposite = -other.centroid_alignment  # but for rounding on the way
+        torch.testing.assert_close(slopes, opposite, rtol=0, atol=1e-3)
+
+
+def test_a_penalty_on_the_jacobian_does_turn_it():
+    recipe = Recipe(**{**TINY, **VARIANTS["penalised"]})
+    trainer = RobustTrainer(small(), *images(), recipe, seed=5)
+    trainer.train()
+    cosine = F.cosine_similarity(mean_row(small()), mean_row(trainer.network), dim=0)
+    assert cosine < 0.999
 
 
 def test_plain_training_is_sgd_in_a_loop():
@@ -362,6 +411,14 @@ def test_what_was_recorded_is_given_back_at_the_end():
     assert all(p.grad is None for p in trainer.network.parameters())
     assert not trainer._step._recorded
     assert not trainer._step._frozen
+
+
+def test_a_network_in_another_precision_is_refused():
+    words = (
+        r"network must be all in float32, got stem.weight in .*\. Call network.float"
+    )
+    with pytest.raises(ValueError, match=words):
+        RobustTrainer(small().double(), *images(), Recipe(**TINY), seed=0)
 
 
 def test_an_unknown_way_to_compile_is_refused():

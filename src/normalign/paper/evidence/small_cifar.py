@@ -273,7 +273,8 @@ def seconds(
     """Return the seconds of training, by number of images, method and seed.
 
     Of a method that is tuned, the mean over its grid, or with ``tuning`` the sum: what
-    it takes to find the strength. A run that diverged has no end, and no time.
+    it takes to find the strength. A run that diverged has no end, and no time; nor has
+    one that shared a GPU with others.
     """
     total = sum if tuning else statistics.fmean
     times: dict[int, dict[str, dict[int, float]]] = {}
@@ -282,7 +283,7 @@ def seconds(
             grid = list(by_method.get(method, {}).values())
             common = set.intersection(*(set(one) for one in grid)) if grid else set()
             known = {
-                seed: [one[seed].result["seconds"] for one in grid if _ended(one[seed])]
+                seed: [one[seed].result["seconds"] for one in grid if _timed(one[seed])]
                 for seed in sorted(common)
             }
             times.setdefault(size, {})[method] = {
@@ -291,6 +292,8 @@ def seconds(
     return times
 
 
-def _ended(record: Record) -> bool:
-    result = record.result
-    return result.get("seconds") is not None and result["test_accuracy"] is not None
+def _timed(record: Record) -> bool:
+    result, made = record.result, record.made
+    shared = made.get("device_kind") == "cuda" and made.get("at_a_time", 1) > 1
+    ended = result.get("seconds") is not None and result["test_accuracy"] is not None
+    return ended and not shared

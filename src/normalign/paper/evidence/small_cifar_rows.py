@@ -110,11 +110,11 @@ def grid_rows(records: Records) -> list[Row]:
 
 
 def cost_rows(records: Records) -> list[Row]:
-    """Return the seconds of a training, in units of the baseline, and with tuning."""
+    """Return the seconds of a training, in units of the control, and with tuning."""
     once, tuned = (seconds(records, tuning=tuning) for tuning in (False, True))
     made = []
     for size, by_method in once.items():
-        base = by_method["baseline"]
+        base = by_method[CONTROL]
         for method, by_seed in by_method.items():
             if not by_seed:
                 continue

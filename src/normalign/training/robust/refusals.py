@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normalign._checks import complaint, require, require_kind
 
-__all__ = ["TrainingDiverged", "check_data", "diverged"]
+__all__ = ["TrainingDiverged", "check_data", "check_network", "diverged"]
 
 
 class TrainingDiverged(ValueError):
@@ -21,6 +21,19 @@ def diverged(what: str, got: str) -> NoReturn:
     remedy = "Lower the learning rate or a weight of the recipe."
     text = complaint("RobustTrainer.train", what, "finite", got, remedy)
     raise TrainingDiverged(text)
+
+
+def check_network(network: nn.Module) -> None:
+    """Refuse a network whose numbers are not float32: both passes count on it."""
+    state = [*network.named_parameters(), *network.named_buffers()]
+    other = [
+        f"{name} in {value.dtype}"
+        for name, value in state
+        if value.is_floating_point() and value.dtype != torch.float32
+    ]
+    remedy = "Call network.float(); a recipe's precision has the products in bfloat16."
+    got = ", ".join(other[:3]) + (" and others" if len(other) > 3 else "")
+    require(not other, "RobustTrainer", "network", "all in float32", got, remedy)
 
 
 def check_data(x: Tensor, y: Tensor) -> None:

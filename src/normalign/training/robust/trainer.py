@@ -29,6 +29,7 @@ from normalign.training.robust.recipe import Recipe
 from normalign.training.robust.refusals import (
     TrainingDiverged,
     check_data,
+    check_network,
     diverged,
 )
 from normalign.training.robust.step import Batch, Step
@@ -66,7 +67,8 @@ class RobustTrainer:
     Parameters
     ----------
     network : nn.Module
-        Trained in place, after it was brought to the device. Its outputs are logits.
+        Trained in place, after it was brought to the device. In float32; its outputs
+        are logits.
     x : Tensor of shape (n, c, h, w)
         Images with values in [0, 1].
     y : integer Tensor of shape (n,)
@@ -104,6 +106,7 @@ class RobustTrainer:
         device: torch.device | str | None = None,
         compile: bool | str = "auto",
     ) -> None:
+        check_network(network)
         check_data(x, y)
         known = compile == "auto" or isinstance(compile, bool)
         rule = "True, False or 'auto'"
