@@ -107,6 +107,15 @@ def test_a_failed_batch_is_told_at_the_end_and_exits_1(capsys):
     assert "1 of 1 batches failed" in capsys.readouterr().err
 
 
+def test_batches_that_fail_alike_are_told_once(capsys):
+    assert reproduce("alike") == 1
+    said = capsys.readouterr().err
+    assert "5 of 5 batches failed" in said
+    assert said.count("alike, 10 runs: ValueError: no step is right") == 1
+    assert said.count(".error\n") == 3
+    assert "    and 2 more\n" in said
+
+
 def test_a_full_disk_is_told_in_a_line_and_exits_1(capsys):
     assert reproduce("filling") == 1
     line = capsys.readouterr().err.strip().splitlines()[-1]

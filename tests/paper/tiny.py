@@ -55,7 +55,9 @@ def save(kept, state):
 
 
 def misbehave(mode, group, state, kept):
-    """Fail in the middle of the first group, in the way the mode says."""
+    """Fail in the middle of the first group, in the way the mode says, or of all."""
+    if mode == "raise_alike":
+        raise ValueError("no step is right")
     if group != 0 or state["step"] != 5:
         return
     if mode == "raise":
@@ -103,6 +105,7 @@ ITEMS = {
     for one in (
         item(pause=0.005),
         item("failing", mode="raise"),
+        item("alike", mode="raise_alike", groups=5),
         item("filling", mode="full"),
         item("dying", mode="die", pause=0.01),
         item("dying_once", mode="die_once", pause=0.01),

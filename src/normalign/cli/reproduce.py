@@ -8,6 +8,7 @@ import math
 import os
 import shlex
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,14 @@ if TYPE_CHECKING:
     from normalign.paper.results import Store
     from normalign.paper.running.plan import Plan
     from normalign.paper.running.runner import Performance
+    from normalign.paper.running.workers import Ended
     from normalign.paper.spec import Item
 
 __all__ = ["add_to", "run"]
 
 _CALLEE = "normalign reproduce"
 _FOLDERS = ("tables", "figures")
+_TRACES = 3  # named of failures that say the same
 
 
 def add_to(commands: Any) -> None:
@@ -156,6 +159,8 @@ def _performed(
     from normalign.paper.running.workers import Workplace
     from normalign.paper.store import device_name, provenance
 
+    # The pool replaces a process that grew or rested; nothing is lost by it.
+    warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
     made = provenance()
     made["commit"] = arguments.commit or made["commit"]
     made["device"] = device_name(device)
@@ -234,11 +239,19 @@ def _tell_interrupted(plan: Plan, store: Store) -> None:
 def _tell_failures(performance: Performance, work: Path) -> None:
     failures = performance.failures
     note(f"{_CALLEE}: {len(failures)} of {len(performance.ended)} batches failed:")
+    alike: dict[tuple[str, str], list[Ended]] = {}
     for one in failures:
-        note(f"  {one.batch.item}, {len(one.batch.runs)} runs: {one.error}")
-        if (trace := work / f"{one.batch.key}.error").exists():
+        alike.setdefault((one.batch.item, str(one.error)), []).append(one)
+    for (item, error), group in alike.items():
+        runs = sum(len(one.batch.runs) for one in group)
+        note(f"  {item}, {runs} runs: {error}" if runs > 1 else f"  {item}: {error}")
+        traces = [work / f"{one.batch.key}.error" for one in group]
+        there = [trace for trace in traces if trace.exists()]
+        for trace in there[:_TRACES]:
             note(f"    {trace}")
-    note("The others are stored; the same command tries these again.")
+        if len(there) > _TRACES:
+            note(f"    and {len(there) - _TRACES} more")
+    note("What did not fail is stored; the same command tries these again.")
 
 
 def _no_space(out: Path, error: str) -> str:

@@ -188,5 +188,11 @@ def test_the_picture_has_a_line_for_each_method_and_refuses_nothing_to_draw():
     )
     (box, _) = StandingPicture()(far).axes[0].patches
     assert (box.get_x(), box.get_width()) == pytest.approx((20.0, 0.0))
-    with pytest.raises(ValueError, match="RFAM and another method"):
-        StandingPicture()([record("a", "svc", 0.5)])
+
+
+def test_without_rfam_there_are_ranks_alone():
+    two = [record("a", "svc", 0.5), record("a", "random_forest", 0.6)]
+    for records in (two, two[:1]):
+        left, right = StandingPicture()(records).axes
+        assert not left.axison
+        assert right.get_xlabel().startswith("Mean rank")

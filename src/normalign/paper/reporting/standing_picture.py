@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from normalign._checks import require
 from normalign.paper.evidence.rank_tests import critical_difference
 from normalign.paper.evidence.standing import (
     REFERENCE,
@@ -33,8 +32,9 @@ _WIDTH = 0.5
 class StandingPicture:
     """Two panels: RFAM's accuracy less each method's, and the mean ranks of all.
 
-    On the left a point is a table that both have, with a box over the quartiles. On
-    the right the bar is as long as mean ranks must differ to be told apart.
+    On the left a point is a table that both have, with a box over the quartiles; where
+    RFAM has no table in common with another, there is no such panel. On the right the
+    bar is as long as mean ranks must differ to be told apart.
 
     Parameters
     ----------
@@ -50,13 +50,7 @@ class StandingPicture:
     reach: float = 20.0
 
     def __call__(self, records: Records) -> Figure:
-        """Draw the records.
-
-        Raises
-        ------
-        ValueError
-            If RFAM and another method have no table in common.
-        """
+        """Draw the records."""
         from matplotlib.figure import Figure
 
         found = standing(records)
@@ -65,15 +59,13 @@ class StandingPicture:
             for method in found.accuracies
             if method != REFERENCE and found.differences(method)
         ]
-        require(
-            bool(others), "StandingPicture", "records",
-            "of RFAM and another method on one table or more",
-            f"{len(records)} records",
-        )  # fmt: skip
-        height = 1.2 + 0.32 * (len(others) + 1)
+        height = 1.2 + 0.32 * max(len(others) + 1, len(found.mean_ranks))
         figure = Figure(figsize=(9.0, height), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-        self._differences(left, found, others)
+        if others:
+            self._differences(left, found, others)
+        else:
+            left.set_axis_off()
         _ranks(right, found)
         for axis in (left, right):
             axis.grid(axis="x", alpha=0.16, linewidth=0.6)
