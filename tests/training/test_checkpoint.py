@@ -108,6 +108,16 @@ def test_a_small_part_of_a_large_tensor_makes_a_small_file(tmp_path):
     assert (tmp_path / "c").stat().st_size < 5000
 
 
+def test_no_tensor_is_spelled_out_on_the_way(tmp_path, monkeypatch):
+    # It took a hundred times as long as the file.
+    def spelled(self, **given):
+        raise AssertionError("a tensor's repr")
+
+    monkeypatch.setattr(torch.Tensor, "__repr__", spelled)
+    write_checkpoint(tmp_path / "run", {"w": torch.ones(3)}, {"epoch": 1})
+    assert read_checkpoint(tmp_path / "run").record == {"epoch": 1}
+
+
 def test_a_checkpoint_without_tensors_is_one(tmp_path):
     write_checkpoint(tmp_path / "c", {}, {"a": 1})
     stored = read_checkpoint(tmp_path / "c")

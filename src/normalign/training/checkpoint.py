@@ -285,8 +285,7 @@ def _replacement(target: Path) -> Iterator[Any]:
 
 def _own_memory(callee: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors in main memory, contiguous, no two of them sharing any."""
-    told = isinstance(tensors, Mapping)
-    require_kind(told, callee, "tensors", "a mapping", describe(tensors))
+    _require_mapping(callee, "tensors", tensors)
     made: dict[str, Tensor] = {}
     used: set[int] = set()
     for name in tensors:
@@ -332,9 +331,15 @@ def _checksum(tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> int:
 
 
 def _plain_record(callee: str, record: Mapping[str, Json]) -> dict[str, Any]:
-    told = isinstance(record, Mapping)
-    require_kind(told, callee, "record", "a mapping", describe(record))
+    _require_mapping(callee, "record", record)
     return _plain(callee, "record", record)
+
+
+def _require_mapping(callee: str, argument: str, value: Any) -> None:
+    # Described only where it is wrong: to write out a network's tensors takes longer
+    # than to write the file.
+    if not isinstance(value, Mapping):
+        raise TypeError(complaint(callee, argument, "a mapping", describe(value)))
 
 
 def _plain(callee: str, where: str, value: Any) -> Any:
