@@ -1,6 +1,7 @@
 """Small tables and the estimators that every test of their contract is run over."""
 
 import numpy as np
+import pytest
 
 from normalign.estimators import (
     RFAMClassifier,
@@ -21,6 +22,10 @@ FRESH = RNG.normal(size=(15, D))
 NUMBERS = np.sin(2 * X[:, 0]) + 0.3 * X[:, 1]
 CODES = np.digitize(NUMBERS, np.quantile(NUMBERS, [1 / 3, 2 / 3]))
 WORDS = np.array(["ant", "bee", "cat"])[CODES]
+needs_variable_width = pytest.mark.skipif(
+    not hasattr(np.dtypes, "StringDType"),
+    reason="texts of variable width came with numpy 2",
+)
 
 
 def answers(kind: type) -> np.ndarray:

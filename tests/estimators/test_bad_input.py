@@ -127,7 +127,7 @@ def test_single_precision_refuses_what_it_cannot_hold():
 @pytest.mark.parametrize("kind", ESTIMATORS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_missing_and_infinite_values_are_named_with_their_columns(kind, bad):
-    frame = pd.DataFrame(X, columns=["age", "height", "rooms", "floor"])
+    frame = pd.DataFrame(X.copy(), columns=["age", "height", "rooms", "floor"])
     frame.loc[7, "rooms"] = bad
     machine = kind(n_iter=0)
     with pytest.raises(ValueError, match=r"'rooms'.*make_tabular_pipeline") as caught:

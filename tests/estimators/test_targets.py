@@ -12,6 +12,7 @@ from normalign.estimators.targets import (
     plain_labels,
     split_blocks,
 )
+from tests.estimators.tables import needs_variable_width
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c"]), min_size=2, max_size=20))
@@ -53,6 +54,7 @@ def test_text_labels_of_any_pandas_type_are_texts(dtype):
     assert list(found.classes[0]) == ["a", "b"]
 
 
+@needs_variable_width
 def test_texts_of_variable_width_are_texts():
     labels = np.array(["b", "a", "b"], dtype=np.dtypes.StringDType())
     assert list(class_labels("fit", labels).classes[0]) == ["a", "b"]
