@@ -1,10 +1,13 @@
 """`local_geometry` against a loop over samples with a full SVD of each Jacobian."""
 
+import gc
+from weakref import ref
+
 import pytest
 import torch
 from torch import nn
 
-from normalign import At, LocalGeometry, local_geometry
+from normalign import At, LocalGeometry, layer_profile, local_affine, local_geometry
 from normalign.geometry import MatrixFreeOptions
 from tests.cases import CASES, TokenModel, mlp
 from tests.oracles import jacobian_by_loop, measures_by_svd
@@ -195,3 +198,19 @@ def test_maps_of_any_size_in_float64(scale):
     torch.testing.assert_close(found.normal_alignment, expected.normal_alignment)
     torch.testing.assert_close(found.effective_rank, expected.effective_rank)
     torch.testing.assert_close(found.jacobian_norm / scale, expected.jacobian_norm)
+
+
+@pytest.mark.parametrize("measure", [local_geometry, layer_profile, local_affine])
+def test_nothing_that_the_network_computed_outlives_the_measurement(measure):
+    """Without the collector's help: what it cannot see would never be given back."""
+    model, computed = mlp(), []
+    for layer in model.modules():
+        layer.register_forward_hook(lambda _, __, out: computed.append(ref(out)))
+    gc.collect()
+    gc.disable()
+    try:
+        measure(model, torch.randn(4, 10))
+        assert computed
+        assert not any(tensor() is not None for tensor in computed)
+    finally:
+        gc.enable()

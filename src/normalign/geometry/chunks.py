@@ -137,7 +137,8 @@ def _saved_bytes(local_map: LocalMap, x: Tensor) -> list[int]:
 
     def note(tensor: Tensor) -> Tensor:
         sizes[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
-        return tensor
+        # An operation that keeps its own output would keep itself, and all before it.
+        return tensor.detach()
 
     with (
         torch.inference_mode(False),

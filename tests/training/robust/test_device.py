@@ -1,10 +1,12 @@
 """On an accelerator: a recorded step is the eager one, and runs come back alike."""
 
 import copy
+import warnings
 
 import pytest
 import torch
 
+import normalign as na
 from normalign.nn import WideResNet
 from normalign.training.robust import Recipe, RobustTrainer
 from normalign.training.robust.captured import Captured
@@ -65,6 +67,34 @@ def test_recording_leaves_statistics_as_they_were():
         assert torch.equal(value, before[name]), name
     captured(x)
     assert int(network.norm.num_batches_tracked) == 1
+
+
+def short(network, **changes):
+    x, y = images()
+    recipe = Recipe(epochs=3, batch_size=16, n_steps=1, augment="none", **changes)
+    return RobustTrainer(network, x, y, recipe, seed=0, device="cuda")
+
+
+def test_a_measurement_between_two_recordings_is_in_no_ones_way():
+    x = images()[0].cuda()
+    trainer = short(small(), perturbation=0.005, perturbed_from=2)
+
+    def measure(network):
+        return {"alignment": na.local_geometry(network, x).mean()["normal_alignment"]}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.train(evaluate=lambda epoch: epoch == 1, measure=measure)
+
+
+def test_a_step_that_cannot_be_recorded_is_run_all_the_same():
+    recorded, plain = short(small()).train(), small().cuda()
+    kept = plain(images()[0].cuda()).sum()  # forbids to record what follows
+    with pytest.warns(UserWarning, match="could not be recorded"):
+        run = short(plain).train()
+    assert kept.requires_grad
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert run["loss"] == pytest.approx(recorded["loss"], rel=1e-2)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
