@@ -239,6 +239,20 @@ def test_a_run_that_shared_a_gpu_has_no_time(kind, seeds):
     assert set(seconds(records, tuning=False)[100]["pgd"]) == seeds
 
 
+def test_of_a_grid_of_which_one_run_shared_a_gpu_the_sum_is_not_known():
+    def made(r):
+        second = r.run.seed == 1 and r["recipe"]["penalty_weight"] == 0.1
+        return {"device_kind": "cuda", "at_a_time": 2 if second else 1}
+
+    grid = {w: {"seconds": 20.0} for w in (0.01, 0.1, 1.0)}
+    records = [Record(r.run, r.result, made(r)) for r in study(grokalign=grid)]
+    assert seconds(records, tuning=True)[100]["grokalign"] == {0: 60.0}
+    assert seconds(records, tuning=False)[100]["grokalign"] == {0: 20.0, 1: 20.0}
+    rows = {r["method"]: r for r in cost_rows(records) if r["n_train"] == 100}
+    row = rows["GrokAlign, tuned"]
+    assert (row["n"], row["relative"], row["with_tuning"]) == (2, 2, 6)
+
+
 @pytest.mark.parametrize(
     ("gain", "noise", "expected"),
     [(0.05, 0.001, True), (-0.05, 0.001, False), (0.0, 0.001, False),

@@ -273,8 +273,8 @@ def seconds(
     """Return the seconds of training, by number of images, method and seed.
 
     Of a method that is tuned, the mean over its grid, or with ``tuning`` the sum: what
-    it takes to find the strength. A run that diverged has no end, and no time; nor has
-    one that shared a GPU with others.
+    it takes to find the strength. A run that diverged has no end, and no time; one that
+    shared a GPU with others has none that counts, and the sum of its grid is not known.
     """
     total = sum if tuning else statistics.fmean
     times: dict[int, dict[str, dict[int, float]]] = {}
@@ -282,18 +282,21 @@ def seconds(
         for method in METHODS:
             grid = list(by_method.get(method, {}).values())
             common = set.intersection(*(set(one) for one in grid)) if grid else set()
-            known = {
-                seed: [one[seed].result["seconds"] for one in grid if _timed(one[seed])]
-                for seed in sorted(common)
-            }
-            times.setdefault(size, {})[method] = {
-                seed: total(values) for seed, values in known.items() if values
-            }
+            found = times.setdefault(size, {}).setdefault(method, {})
+            for seed in sorted(common):
+                alone = [one[seed] for one in grid if not _shared(one[seed])]
+                values = [run.result["seconds"] for run in alone if _ended(run)]
+                if values and not (tuning and len(alone) < len(grid)):
+                    found[seed] = total(values)
     return times
 
 
-def _timed(record: Record) -> bool:
-    result, made = record.result, record.made
-    shared = made.get("device_kind") == "cuda" and made.get("at_a_time", 1) > 1
-    ended = result.get("seconds") is not None and result["test_accuracy"] is not None
-    return ended and not shared
+def _shared(record: Record) -> bool:
+    """Return whether a run shared its GPU with others."""
+    made = record.made
+    return made.get("device_kind") == "cuda" and made.get("at_a_time", 1) > 1
+
+
+def _ended(record: Record) -> bool:
+    result = record.result
+    return result.get("seconds") is not None and result["test_accuracy"] is not None

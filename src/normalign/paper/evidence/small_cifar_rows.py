@@ -119,7 +119,8 @@ def cost_rows(records: Records) -> list[Row]:
             if not by_seed:
                 continue
             shares = [by_seed[s] / base[s] for s in by_seed if base.get(s)]
-            whole = [tuned[size][method][s] / base[s] for s in by_seed if base.get(s)]
+            grid = tuned[size][method]
+            whole = [grid[s] / base[s] for s in grid if base.get(s)]
             made.append(
                 {
                     "n_train": size, "method": METHODS[method], "n": len(by_seed),
