@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test check docs clean
+.PHONY: run test check lowest docs clean
 
 run: $(READY)
 	$(BIN)/normalign reproduce --out out/paper
@@ -20,6 +20,15 @@ check: $(READY)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
+# The tests on the oldest versions that the package admits, in an environment of their own.
+# They have wheels for Python 3.11 and 3.12.
+lowest:
+	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints-lowest.txt --editable ".[dev]"
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest tests -n auto --maxprocesses 4 \
+		--dist worksteal -m "not cuda and not data and not browser and not full $(LEAVE)"
+
 docs: $(READY)
 	$(BIN)/python docs/figures.py
 	$(BIN)/python docs/tables.py
@@ -27,7 +36,7 @@ docs: $(READY)
 	$(BIN)/python docs/profile_figure.py
 
 clean:
-	rm -rf .venv out
+	rm -rf .venv .venv-lowest out
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

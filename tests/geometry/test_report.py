@@ -1,6 +1,7 @@
 """`local_geometry` against a loop over samples with a full SVD of each Jacobian."""
 
 import gc
+from copy import deepcopy
 from weakref import ref
 
 import pytest
@@ -75,9 +76,33 @@ def test_the_route_is_chosen_by_the_number_of_passes():
 @pytest.mark.parametrize("method", METHODS)
 def test_modes(mode, method):
     model, x = mlp(), torch.randn(3, 10)
+    expected = local_geometry(model, x, method=method).measures()
     with mode():
-        found = local_geometry(model, x, method=method)
-    assert not found.normal_alignment.requires_grad
+        for point in (x, x.clone()):  # the second is made where it is measured
+            found = local_geometry(model, point, method=method).measures()
+            for name, value in found.items():
+                assert not value.requires_grad
+                torch.testing.assert_close(value.clone(), expected[name])
+
+
+@pytest.mark.parametrize("measure", [local_geometry, layer_profile, local_affine])
+def test_weights_made_in_inference_mode_are_measured_like_others(measure):
+    def seen(model):
+        found = measure(model, x)
+        if measure is local_affine:
+            return found.jacobian.detach()
+        found = found if measure is local_geometry else found["input"]
+        return torch.stack([found.normal_alignment, found.jacobian_norm])
+
+    model, x = mlp(), torch.randn(3, 10)
+    with torch.inference_mode():
+        frozen = deepcopy(model)
+        inside = seen(frozen)
+    assert next(frozen.parameters()).is_inference()
+    expected = seen(model)
+    torch.testing.assert_close(inside.clone(), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(seen(frozen), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -11,6 +11,10 @@ from normalign.nn.transformer import Transformer
 from normalign.regularizers import GrokAlign
 from tests.regularizers.penalties import generator, normal
 
+RECENT = pytest.mark.skipif(
+    torch.__version__ < (2, 11),
+    reason="torch 2.9 cannot compile it: the penalty says so, and runs eagerly",
+)
 TOKENS = torch.tensor([[1, 2, 0], [3, 3, 6], [5, 0, 4], [2, 6, 1]])
 
 
@@ -51,7 +55,7 @@ def agree(model: nn.Module, x: Tensor, eager, compiled, *, calls: int = 3) -> No
         {"n_probes": 2, "power": 1},
         {"power": "ratio"},
         {"estimator": "input"},
-        {"estimator": "nuclear"},
+        pytest.param({"estimator": "nuclear"}, marks=RECENT),
         {"estimator": "exact"},
     ],
     ids=lambda settings: "-".join(map(str, settings.values())) or "default",
@@ -61,6 +65,7 @@ def test_the_compiled_penalty_is_the_eager_one(settings):
     agree(model, normal(4, 5).float(), *pair(**settings))
 
 
+@RECENT
 def test_tokens_are_penalised_from_a_place_in_a_compiled_model():
     model = Transformer(7, 5, width=4, n_heads=2, hidden=6, generator=generator())
     agree(model, TOKENS, *pair(at="blocks"))

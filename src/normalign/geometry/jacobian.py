@@ -12,7 +12,11 @@ from normalign._checks import require, require_kind
 from normalign.geometry.chunks import ChunkSize, plan_chunks
 from normalign.geometry.linearize import Linearization
 from normalign.geometry.local_map import At, LocalMap
-from normalign.geometry.quirks import attention_with_derivatives, frozen_randomness
+from normalign.geometry.quirks import (
+    attention_with_derivatives,
+    frozen_randomness,
+    outside_inference_mode,
+)
 
 __all__ = ["LocalAffine", "columns", "local_affine", "rows"]
 
@@ -87,6 +91,13 @@ def local_affine(
     True
     """
     local_map = LocalMap(model, at=at, output=output, callee="local_affine")
+    with outside_inference_mode():
+        return _affine(local_map, x, chunk_size, memory_budget)
+
+
+def _affine(
+    local_map: LocalMap, x: Tensor, chunk_size: ChunkSize, memory_budget: int | None
+) -> LocalAffine:
     check_batch(x, local_map)
     k, d, element_size = shape_of(local_map, x)
     plan = plan_chunks(

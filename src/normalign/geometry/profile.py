@@ -13,6 +13,7 @@ from normalign.geometry.chunks import ChunkSize
 from normalign.geometry.local_map import At
 from normalign.geometry.matrix_free import MatrixFreeOptions
 from normalign.geometry.profile_run import ProfileRun
+from normalign.geometry.quirks import outside_inference_mode
 from normalign.geometry.report import GeometryPlan, LocalGeometry, Method
 
 if TYPE_CHECKING:
@@ -165,11 +166,12 @@ def layer_profile(  # noqa: PLR0913  (those of local_geometry, and two more)
         memory_budget=memory_budget,
         options=options or MatrixFreeOptions(),
     )
-    run = ProfileRun(model, x, y, places=places, output=output, plan=plan)
-    for place, done in run:
-        if progress is not None:
-            progress(place, done, len(x))
-    return LayerProfile(run.geometries(), automatic=run.automatic)
+    with outside_inference_mode():
+        run = ProfileRun(model, x, y, places=places, output=output, plan=plan)
+        for place, done in run:
+            if progress is not None:
+                progress(place, done, len(x))
+        return LayerProfile(run.geometries(), automatic=run.automatic)
 
 
 def _told(geometry: LocalGeometry) -> dict[str, Any]:

@@ -23,6 +23,7 @@ __all__ = [
     "frozen_randomness",
     "has_recurrence",
     "named_modules",
+    "outside_inference_mode",
     "refuse_mixing",
     "rounding",
     "unwrapped",
@@ -120,6 +121,20 @@ def attention_with_derivatives() -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextlib.contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Leave ``inference_mode`` for ``no_grad``, where ``torch.func`` can be trusted.
+
+    Inside ``inference_mode`` torch 2.9 to 2.11 find derivatives of zero, without a
+    word.
+    """
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False), torch.no_grad():
+            yield
+    else:
+        yield
 
 
 @contextlib.contextmanager

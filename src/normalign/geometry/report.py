@@ -22,6 +22,7 @@ from normalign.geometry.matrix_free import (
     matrix_free_measures,
 )
 from normalign.geometry.output_range import holds_range, range_basis
+from normalign.geometry.quirks import outside_inference_mode
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -176,11 +177,12 @@ def local_geometry(
         memory_budget=memory_budget,
         options=options or MatrixFreeOptions(),
     )
-    check_batch(x, local_map)
     pieces: list[Piece] = []
-    for piece in measured_pieces(local_map, x, y, plan):
-        add_piece(pieces, piece)
-    return joined(pieces, x)
+    with outside_inference_mode():
+        check_batch(x, local_map)
+        for piece in measured_pieces(local_map, x, y, plan):
+            add_piece(pieces, piece)
+        return joined(pieces, x)
 
 
 @dataclass(frozen=True)

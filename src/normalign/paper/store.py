@@ -37,7 +37,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Path:
     """Write named tensors as a NumPy archive, which holds numbers and nothing else."""
     buffer = io.BytesIO()
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
-    np.savez(buffer, allow_pickle=False, **arrays)
+    np.savez(buffer, **arrays)  # pyright: ignore[reportArgumentType]
     return write_bytes(path, buffer.getvalue())
 
 
