@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Replay"]
+__all__ = ["Replay", "no_collection"]
 
 
 class Replay:
@@ -49,7 +49,7 @@ class Replay:
         if self._graph is None:
             self._stream.synchronize()
             self._graph = torch.cuda.CUDAGraph()
-            with _no_collection(), torch.cuda.graph(self._graph, stream=self._stream):
+            with no_collection(), torch.cuda.graph(self._graph, stream=self._stream):
                 self._result = self._function()
         self._graph.replay()
         return self._result
@@ -62,7 +62,7 @@ class Replay:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Keep Python's cyclic garbage where it is.
 
     There may be a graph in it, and CUDA gives up a capture during which another graph

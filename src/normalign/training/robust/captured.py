@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from normalign.training.replay import no_collection
+
 __all__ = ["Captured"]
 
 Function = Callable[..., Sequence[Tensor]]
@@ -62,7 +64,7 @@ class Captured:
         here.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
+            with no_collection(), torch.cuda.graph(graph):
                 self._returned = function(*self._given)
             self._graph = graph
         except torch.OutOfMemoryError:
