@@ -276,3 +276,14 @@ def test_shapes_that_do_not_fit_are_refused():
         centroid_velocity(w1, w2, x, x[:, :2], x[:, :K])
     with pytest.raises(ValueError, match=r"residual must be of shape \(8, 3\)"):
         centroid_velocity(w1, w2, x, x, x)
+
+
+def test_inference_mode_changes_no_derivative():
+    (w1, w2), (x, _) = weights(0), data(0)
+    residual = torch.randn(N, K, dtype=DOUBLE)
+    expected = centroid_acceleration(w1, w2, x, x, residual).kernel
+    with torch.inference_mode():
+        for first in (w1, w1.clone()):
+            found = centroid_acceleration(first, w2, x, x, residual).kernel
+            assert torch.equal(found, expected)
+    assert expected.abs().min() > 0

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from normalign._checks import require
+from normalign.geometry.quirks import outside_inference_mode
 
 __all__ = ["ball_minimizer"]
 
@@ -62,7 +63,13 @@ def ball_minimizer(
         radius.ndim == 1 and bool((radius >= 0).all()),
         "ball_minimizer", "radius", "a vector of non-negative numbers", radius,
     )  # fmt: skip
-    radius = radius.detach().double()
+    with outside_inference_mode():
+        return _minimizer(function, radius.detach().double().clone(), n_outputs)
+
+
+def _minimizer(
+    function: Callable[[Tensor], Tensor], radius: Tensor, n_outputs: int
+) -> Tensor:
     point = radius.new_zeros(len(radius), n_outputs)
     slope = grad(lambda t: function(t).sum())(point).norm(dim=-1)
     moving = (slope > 0) & (radius > 0)

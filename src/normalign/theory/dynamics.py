@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import jvp
 
 from normalign._checks import require
+from normalign.geometry.quirks import outside_inference_mode
 
 __all__ = [
     "CentroidAcceleration",
@@ -232,7 +233,8 @@ def centroid_acceleration(
     def rate(first: Tensor, second: Tensor) -> Tensor:
         return centroid_velocity(first, second, x, train_x, residual)
 
-    value, kernel = jvp(rate, (w1, w2), velocities)[:2]
+    with outside_inference_mode():
+        value, kernel = jvp(rate, (w1, w2), velocities)[:2]
     if residual_velocity is None:
         return CentroidAcceleration(kernel, value.new_zeros(value.shape))
     moved = centroid_velocity(w1, w2, x, train_x, residual_velocity)
