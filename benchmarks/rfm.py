@@ -14,7 +14,8 @@
     with those of the plain transcription: the same work is timed.
 (b) Peak memory of one cold fit of n = 16000 above what the imports left, data counted.
 (c) Small tables in float64 and float32, in one process, by turns, medians: the
-    estimator with all its checks, and the recursion alone.
+    estimator with all its checks, the recursion alone, and its Cholesky factors and
+    solves alone by LAPACK, below which no direct solver gets.
 (d) One iteration (kernel, solve, metric update) on a GPU: the median of what a run of
     four takes between its iterations, data and results staying there. The gradients are
     taken at 20000 rows at most by all of them; n = 100000 is ours alone.
@@ -175,7 +176,7 @@ def memories(options: argparse.Namespace) -> Iterator[Row]:
 def small_tables(options: argparse.Namespace) -> Iterator[Row]:
     """(c) Small tables in one process."""
     sizes, rounds = ([100, 300], 2) if options.quick else ([100, 300, 700, 1400], 21)
-    names = ("ours", "core", "plain")
+    names = ("ours", "core", "factors", "plain")
     header("(c) small tables", names, "ms")
     found = measured(
         "small", sizes=sizes, d=20, k=3, n_iter=5, rounds=options.rounds or rounds
@@ -340,7 +341,7 @@ def ratios(values: dict[str, float | None]) -> dict[str, float]:
     return {
         name: value / own
         for name, value in values.items()
-        if value and name not in ("ours", "core")
+        if value and name not in ("ours", "core", "factors")
     }
 
 

@@ -10,11 +10,12 @@ Row = dict[str, Any]
 NAMES = {
     "ours": "ours",
     "core": "recursion alone",
+    "factors": "its factors alone",
     "xrfm": "xrfm",
     "xrfm cholesky": "xrfm, Cholesky",
     "plain": "plain transcription",
 }
-OURS = ("ours", "core")
+OURS = ("ours", "core", "factors")
 
 
 def rfm(result: Row) -> list[str]:
