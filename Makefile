@@ -2,16 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# What runs anywhere, in one process for each core, up to four, with one thread each.
+ANYWHERE := not cuda and not data and not browser and not full
+PYTEST := python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 .PHONY: run test check lowest docs clean
 
 run: $(READY)
 	$(BIN)/normalign reproduce --out out/paper
 
-# One process for each core, up to four, with one thread each.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal \
-		-m "not cuda and not data and not browser and not full" --cov --cov-report=term
+	OMP_NUM_THREADS=1 $(BIN)/$(PYTEST) -m "$(ANYWHERE)" --cov --cov-report=term
 
 # What else is checked before a change lands; `make test` comes first.
 check: $(READY)
@@ -26,8 +27,7 @@ lowest:
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check \
 		--constraint constraints-lowest.txt --editable ".[dev]"
-	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest tests -n auto --maxprocesses 4 \
-		--dist worksteal -m "not cuda and not data and not browser and not full $(LEAVE)"
+	OMP_NUM_THREADS=1 .venv-lowest/bin/$(PYTEST) tests -m "$(ANYWHERE) $(LEAVE)"
 
 docs: $(READY)
 	$(BIN)/python docs/figures.py

@@ -15,7 +15,7 @@ NAMES = {
     "xrfm cholesky": "xrfm, Cholesky",
     "plain": "plain transcription",
 }
-OURS = ("ours", "core", "factors")
+UNCOMPARED = ("ours", "core", "factors")
 
 
 def rfm(result: Row) -> list[str]:
@@ -72,7 +72,7 @@ def _entry(row: Row, name: str, quantity: str, told: Any) -> str:
     value = row[quantity][name]
     if value is None:
         return "fails"
-    if name in OURS:
+    if name in UNCOMPARED:
         return told(value)
     times = row["faster"].get(name)
     return told(value) if times is None else f"{told(value)} (**{times:.1f}x**)"

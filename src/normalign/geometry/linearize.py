@@ -33,10 +33,11 @@ REFUSED_BY_FUNC = ("setup_context", "saved tensor hooks")
 class Linearization:
     """The products ``J u`` and ``J^T v`` of a map at each of n points.
 
-    Built on ``torch.func``, so it works under ``no_grad`` and ``inference_mode``; a
-    model that ``torch.func`` refuses (an ``autograd.Function`` of the older style,
-    activation checkpointing) is differentiated by plain autograd instead, one vector at
-    a time, and the result carries no graph.
+    Built on ``torch.func``, so it works under ``no_grad``; of ``inference_mode`` see
+    :func:`~normalign.geometry.quirks.outside_inference_mode`. A model that
+    ``torch.func`` refuses (an ``autograd.Function`` of the older style, activation
+    checkpointing) is differentiated by plain autograd instead, one vector at a time,
+    and the result carries no graph.
 
     Parameters
     ----------

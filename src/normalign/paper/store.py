@@ -37,6 +37,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Path:
     """Write named tensors as a NumPy archive, which holds numbers and nothing else."""
     buffer = io.BytesIO()
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+    # Without allow_pickle=False, which NumPy 1.26 would store as one more array.
     np.savez(buffer, **arrays)  # pyright: ignore[reportArgumentType]
     return write_bytes(path, buffer.getvalue())
 

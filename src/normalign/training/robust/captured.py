@@ -28,8 +28,8 @@ class Captured:
 
     Small kernels take longer to launch than to run; a graph launches all of them at
     once. What the function returns lies in the graph's own memory, and is overwritten
-    by the next call. Anywhere but on CUDA the function is called as it is; there too,
-    with a warning, if it cannot be recorded.
+    by the next call. Anywhere but on CUDA the function is called as it is; so it is on
+    CUDA, with a warning, if it cannot be recorded.
 
     Parameters
     ----------
