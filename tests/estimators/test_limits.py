@@ -11,7 +11,7 @@ from scipy.spatial.distance import pdist
 from normalign.estimators import RFMRegressor
 from normalign.estimators.arrays import checked_features
 from normalign.estimators.base import two_seeds
-from normalign.estimators.limits import _surely_tells
+from normalign.estimators.limits import Look
 
 
 @given(
@@ -27,13 +27,13 @@ def test_a_quick_look_at_distances_never_overlooks_a_wrong_bandwidth(
     rows = rng.uniform(-1, 1, size=(n, 3))
     rows[rng.uniform(size=n) < same] = rows[0]
     apart = pdist(rows)
-    if _surely_tells(rows, bandwidth):
+    if Look.at(rows).tells(bandwidth):
         assert 1e-4 <= np.median(apart[apart > 0]) / bandwidth <= 100
 
 
 def test_a_quick_look_is_enough_for_ordinary_tables():
     rows = np.random.default_rng(0).uniform(-1, 1, size=(64, 20))
-    assert _surely_tells(rows, 1.0)
+    assert Look.at(rows).tells(1.0)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ RNG = np.random.default_rng(0)
 
 def problem(answers, weights=None, center=True):
     table = RNG.normal(size=(len(answers.columns), 3))
+    frame = Frame.around(table)
     return Problem(
-        table, answers, weights, Frame.around(table), torch.float64,
-        torch.device("cpu"), center,
+        table, frame.enter(table, torch.float64), answers, weights, frame,
+        torch.float64, torch.device("cpu"), center,
     )  # fmt: skip
 
 

@@ -7,7 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normalign.kernels import Gaussian, Laplace, kernel_matrix, median_distance
+from normalign.kernels import (
+    Gaussian,
+    Laplace,
+    ProductLaplace,
+    kernel_matrix,
+    median_distance,
+)
 from tests.kernels.cases import DOUBLE, KERNELS, METRICS, metric, naive_kernel, points
 
 ids = repr
@@ -144,3 +150,14 @@ def test_the_median_of_many_rows_is_that_of_a_seeded_sample():
     )
     assert first == again
     assert first == pytest.approx(median_distance(x, Laplace()), rel=0.3)
+
+
+@pytest.mark.parametrize("d", [1, 9, 11, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_where_a_point_is_placed_does_not_depend_on_its_row(d, dtype):
+    # in a product of matrices it does, on some processors
+    x, kernel = points(37, d, dtype=dtype), ProductLaplace(2.5)
+    seen = metric("full", d).to(dtype)
+    placed = kernel.placed(torch.cat([x, x]), seen)
+    assert torch.equal(placed[:37], placed[37:])
+    assert torch.equal(kernel.placed(x.flip(0), seen).flip(0), placed[:37])

@@ -14,7 +14,7 @@ import torch
 from normalign.kernels import Laplace, recursions
 n, d, k = 6000, 20, 2
 x, y = torch.randn(n, d), torch.randn(n, k)
-small = slice(0, 700)
+small = slice(0, 2000)
 def fit(x, y):
     settings = dict(kernel=Laplace(), ridge=1e-3, metric=torch.eye(d), n_iter=1)
     for _ in recursions(x, y, **settings): pass

@@ -19,6 +19,7 @@ from normalign.estimators.arrays import Origin, checked_features, checked_weight
 from normalign.estimators.fitted import FittedMachine, kernel_named
 from normalign.estimators.leaves import Clock, FittedLeaf, LeafJob, Recipe, fit_leaf
 from normalign.estimators.limits import (
+    Look,
     require_memory,
     warn_of_rounding,
     warn_of_scale,
@@ -152,6 +153,7 @@ class KernelMachine(FittedMachine, ABC):
         frame = Frame.around(table, weights)
         problem = Problem(
             table=table,
+            placed=frame.enter(table, torch.float64),
             answers=answers,
             weights=weights,
             frame=frame,
@@ -220,9 +222,10 @@ class KernelMachine(FittedMachine, ABC):
             callee, problem, solver=self.solver, limit=self.memory_limit,
             most=self.max_leaf_size,
         )  # fmt: skip
+        look = Look.at(problem.inside())
         if self.bandwidth_rule == "fixed":
-            warn_of_scale(callee, problem, recipe.kernel)
-        warn_of_rounding(callee, problem, recipe.kernel)
+            warn_of_scale(callee, look, recipe.kernel)
+        warn_of_rounding(callee, problem, recipe.kernel, look)
         if in_parts:
             self._fit_parts(problem, held, recipe, for_fit)
         else:
@@ -232,8 +235,7 @@ class KernelMachine(FittedMachine, ABC):
         diagonal = self.metric_ if self.metric_.ndim == 1 else self.metric_.diagonal()
         share = np.clip(diagonal, 0, None) * problem.variances()
         self.feature_importances_ = share / (share.sum() or 1.0)
-        # now, because predict must leave the estimator's attributes as they are
-        self._machine = self._rebuilt()
+        self._machine = []  # made when it is first asked for
         if held is not None:
             x = torch.as_tensor(held.inside(), dtype=DTYPES[self.dtype_])
             x = x.to(problem.device)
@@ -325,9 +327,16 @@ class _WatchedRecipe(Recipe):
     title: str = ""
 
     def iterations(
-        self, x: Any, y: Any, weights: Any, seed: int, *, metric: Any = None
+        self,
+        x: Any,
+        y: Any,
+        weights: Any,
+        seed: int,
+        *,
+        metric: Any = None,
+        every: bool = True,
     ) -> Iterator[Iteration]:
-        """Algorithm 1 on these rows."""
+        """Algorithm 1 on these rows, every iteration of it."""
         plain = super().iterations(x, y, weights, seed, metric=metric)
         yield from tqdm(plain, total=self.n_iter + 1, desc=self.title)
 

@@ -166,10 +166,15 @@ class FittedMachine(BaseEstimator):
         return torch.as_tensor(inside, device=self._device_here()), finish
 
     def _model(self) -> tuple[Any, float]:
-        """The machine, and what its outputs are to be multiplied by."""
-        if getattr(self, "_machine", None) is None:
-            self._machine = self._rebuilt()
-        return self._machine
+        """The machine, and what its outputs are to be multiplied by.
+
+        Made when it is first asked for, into a list that ``fit`` has left empty: to
+        predict must leave the estimator's attributes as they are.
+        """
+        held = vars(self).setdefault("_machine", [])
+        if not held:
+            held.append(self._rebuilt())
+        return held[0]
 
     def _rebuilt(self) -> tuple[Any, float]:
         leaves = getattr(self, "leaves_", None)

@@ -81,7 +81,14 @@ class Recipe:
         return torch.tensor(array, dtype=self.dtype, device=self.device)
 
     def iterations(
-        self, x: Any, y: Any, weights: Any, seed: int, *, metric: Any = None
+        self,
+        x: Any,
+        y: Any,
+        weights: Any,
+        seed: int,
+        *,
+        metric: Any = None,
+        every: bool = True,
     ) -> Iterator[Iteration]:
         """Algorithm 1 on these rows, in float64 from where float32 does not do.
 
@@ -93,12 +100,14 @@ class Recipe:
             rounded centers would find no row where it learned one.
         metric : array or tensor, optional
             Where to start; by default as `identity_weight` says.
+        every : bool, default=True
+            Whether more than the last iteration is wanted.
         """
         generator = torch.Generator().manual_seed(seed)
         given = torch.finfo(torch.as_tensor(x[:0]).dtype)
         coarse = given.eps < torch.finfo(self.dtype).eps
         first = 0
-        for iteration in self._run(x, y, weights, metric, 0, generator):
+        for iteration in self._run(x, y, weights, metric, 0, generator, every):
             if not coarse or iteration.machine.coef.dtype == self.dtype:
                 yield iteration
                 continue
@@ -108,10 +117,17 @@ class Recipe:
             return
         del iteration  # and its factor
         finer = replace(self, dtype=torch.float64)
-        yield from finer._run(x, y, weights, metric, first, generator)
+        yield from finer._run(x, y, weights, metric, first, generator, every)
 
     def _run(
-        self, x: Any, y: Any, weights: Any, metric: Any, first: int, generator: Any
+        self,
+        x: Any,
+        y: Any,
+        weights: Any,
+        metric: Any,
+        first: int,
+        generator: Any,
+        every: bool,
     ) -> Iterator[Iteration]:
         rows, mass = self._placed(x), None if weights is None else self._placed(weights)
         if metric is None:
@@ -133,8 +149,12 @@ class Recipe:
             bandwidth_rule=self.bandwidth_rule,  # type: ignore[arg-type]
             solver=self.solver,
             agop_samples=self.agop_samples,
+            every=every,
             generator=generator,
         )
+        if first == 0:
+            yield from steps
+            return
         for step in steps:
             yield replace(step, index=step.index + first)
 
@@ -210,7 +230,10 @@ def _fitted(job: LeafJob) -> FittedLeaf:
     best: tuple[float, FittedLeaf] | None = None
     scores: list[float] = []
     slowest, before, cut_short = 0.0, started, False
-    for iteration in recipe.iterations(job.x, job.y, job.weights, job.seed):
+    every = job.validation is not None or job.clock.deadline is not None
+    for iteration in recipe.iterations(
+        job.x, job.y, job.weights, job.seed, every=every
+    ):
         worth = float(iteration.index)
         if job.validation is not None and recipe.score is not None:
             held = [torch.tensor(p).to(iteration.machine.coef) for p in job.validation]

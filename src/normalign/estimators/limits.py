@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from scipy.spatial.distance import pdist
 
 from normalign._checks import require
-from normalign.estimators.placement import rounding_share
+from normalign.estimators.placement import rounding_noise, rounding_share
 from normalign.estimators.problem import Problem
 from normalign.kernels import Kernel, estimate_memory
 from normalign.kernels.functions import Radial
 from normalign.kernels.memory import available_bytes
 
-__all__ = ["require_memory", "warn_of_rounding", "warn_of_scale"]
+__all__ = ["Look", "require_memory", "warn_of_rounding", "warn_of_scale"]
 
 # Distances, in bandwidths, between which a kernel tells rows apart.
 _TELLING = (1e-4, 100.0)
-_SAMPLE = 64
-# Share of small distances that rounding may be without a word.
-_ROUNDING = 1e-3
+_SAMPLE = 32
+# Bytes for which nobody is asked what is free.
+_NEVER_MIND = 1 << 26
+# Share of small distances that rounding may be without a word, and how far below that
+# a quick look must find it.
+_ROUNDING, _MARGIN = 1e-3, 4
 
 
 def require_memory(
@@ -50,6 +54,8 @@ def require_memory(
         rows, d, problem.k, solver=name, dtype=problem.dtype, device=problem.device,
         rank=1,
     )  # fmt: skip
+    if limit is None and needed <= _NEVER_MIND:
+        return
     allowed = limit or available_bytes(problem.device)
     instead = (
         'solver="cg" to keep no kernel matrix'
@@ -65,16 +71,49 @@ def require_memory(
     )  # fmt: skip
 
 
-def warn_of_scale(callee: str, problem: Problem, kernel: Kernel) -> None:
+@dataclass(frozen=True)
+class Look:
+    """A quick look at how far some rows are apart, which most tables need no more than.
+
+    Parameters
+    ----------
+    some : ndarray of shape (m, d)
+        At most 32 rows, in their frame.
+    squares : tuple of float
+        Squared distances of pairs (a row and itself among them): above a twentieth, a
+        quarter and three quarters of all. They are right to about 1e-15.
+    """
+
+    some: np.ndarray
+    squares: tuple[float, float, float]
+
+    @classmethod
+    def at(cls, inside: np.ndarray) -> Look:
+        """Look at rows evenly drawn from a table."""
+        some = inside[:: max(len(inside) // _SAMPLE, 1)][:_SAMPLE]
+        gram = some @ some.T
+        norms = gram.diagonal()
+        squares = (norms + norms[:, None] - 2 * gram).ravel()
+        places = [squares.size // 20, squares.size // 4, 3 * squares.size // 4]
+        few, quarter, most = np.partition(squares, places)[places].tolist()
+        return cls(some, (few, quarter, most))
+
+    def tells(self, bandwidth: float) -> bool:
+        """Whether surely the middle half of all distances is in a kernel's range."""
+        _, low, high = self.squares
+        # squares of numbers up to two are right to a thousandth of the lowest here
+        least = max((_TELLING[0] * bandwidth) ** 2, 1e-9)
+        return least < low and high < (_TELLING[1] * bandwidth) ** 2
+
+
+def warn_of_scale(callee: str, look: Look, kernel: Kernel) -> None:
     """Warn if a kernel of that bandwidth finds all rows alike, or none like another."""
-    some = problem.table[:: max(problem.n // _SAMPLE, 1)][:_SAMPLE]
-    if not np.ptp(some, axis=0).any():
+    if isinstance(kernel, Radial) and look.tells(kernel.bandwidth):
         return
-    inside = problem.frame.enter(some, torch.float64)
-    if isinstance(kernel, Radial) and _surely_tells(inside, kernel.bandwidth):
+    if not np.ptp(look.some, axis=0).any():
         return
     norm = "euclidean" if isinstance(kernel, Radial) else "cityblock"
-    distances = pdist(inside, norm)
+    distances = pdist(look.some, norm)
     if not distances.any():
         return
     apart = float(np.median(distances[distances > 0])) / kernel.bandwidth
@@ -90,24 +129,17 @@ def warn_of_scale(callee: str, problem: Problem, kernel: Kernel) -> None:
     )
 
 
-def _surely_tells(inside: np.ndarray, bandwidth: float) -> bool:
-    """A quick look: the middle half of all squared distances is in the range."""
-    gram = inside @ inside.T
-    squares = gram.diagonal() + gram.diagonal()[:, None] - 2 * gram
-    quarter = squares.size // 4
-    middle = np.partition(squares.ravel(), (quarter, 3 * quarter))
-    low, high = middle[quarter], middle[3 * quarter]
-    # squares of numbers up to two are right to a thousandth of the lowest allowed here
-    least = max((_TELLING[0] * bandwidth) ** 2, 1e-9)
-    return bool(least < low and high < (_TELLING[1] * bandwidth) ** 2)
-
-
-def warn_of_rounding(callee: str, problem: Problem, kernel: Kernel) -> None:
+def warn_of_rounding(callee: str, problem: Problem, kernel: Kernel, look: Look) -> None:
     """Warn if float32 was asked for and distances between rows are lost in it."""
     if problem.dtype == torch.float64:
         return
-    squares = isinstance(kernel, Radial)
-    lost = rounding_share(problem.inside(), problem.dtype, squares=squares)
+    squares, inside = isinstance(kernel, Radial), problem.inside()
+    # Far from the limit the few rows of a look will do; by squares more is lost.
+    largest = float(np.einsum("ij,ij->i", inside, inside).max())
+    noise = rounding_noise(problem.dtype, inside.shape[1])
+    if _MARGIN * noise * largest <= _ROUNDING * look.squares[0]:
+        return
+    lost = rounding_share(inside, problem.dtype, squares=squares)
     if lost <= _ROUNDING:
         return
     warnings.warn(

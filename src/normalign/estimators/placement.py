@@ -22,6 +22,7 @@ __all__ = [
     "chosen_device",
     "chosen_dtype",
     "power_of_two",
+    "rounding_noise",
     "rounding_share",
     "rows_differ",
 ]
@@ -176,8 +177,13 @@ def rounding_share(inside: np.ndarray, dtype: torch.dtype, *, squares: bool) -> 
     if not np.median(apart):  # squares of numbers too small beside the largest
         return math.inf
     ratio = largest / max(float(np.quantile(apart, _SMALL)), 1e-250)
-    noise = torch.finfo(dtype).eps * (4 + math.sqrt(inside.shape[1]))
+    noise = rounding_noise(dtype, inside.shape[1])
     return noise * (ratio if squares else math.sqrt(ratio))
+
+
+def rounding_noise(dtype: torch.dtype, d: int) -> float:
+    """Rounding in a sum of ``d`` products, as a share of the largest it may be."""
+    return torch.finfo(dtype).eps * (4 + math.sqrt(d))
 
 
 def _sample(inside: np.ndarray) -> np.ndarray:

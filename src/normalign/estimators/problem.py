@@ -77,6 +77,8 @@ class Problem:
     ----------
     table : ndarray of shape (n, d)
         As the caller gave it.
+    placed : ndarray of shape (n, d)
+        The table in its frame, in float64.
     answers : Answers
     weights : ndarray of shape (n,), optional
         Positive.
@@ -90,6 +92,7 @@ class Problem:
     """
 
     table: np.ndarray
+    placed: np.ndarray
     answers: Answers
     weights: np.ndarray | None
     frame: Frame
@@ -160,11 +163,7 @@ class Problem:
 
     def inside(self) -> np.ndarray:
         """The table in its frame, in float64; rounded where it is computed with."""
-        return self._inside
-
-    @cached_property
-    def _inside(self) -> np.ndarray:
-        return self.frame.enter(self.table, torch.float64)
+        return self.placed
 
     def targets(self) -> np.ndarray:
         """The answers as the machine is fitted to them."""
@@ -187,7 +186,13 @@ class Problem:
             codes=None if codes is None else codes[chosen],
         )
         weights = None if self.weights is None else self.weights[chosen]
-        return replace(self, table=self.table[chosen], answers=answers, weights=weights)
+        return replace(
+            self,
+            table=self.table[chosen],
+            placed=self.placed[chosen],
+            answers=answers,
+            weights=weights,
+        )
 
     def sample(self, most: int, seed: int) -> np.ndarray:
         """Indices of all rows, or of that many at random."""

@@ -126,7 +126,7 @@ def _views(job: TrajectoryJob) -> Iterator[Any]:
     most = job.parameters["max_leaf_size"]
     whole = most is None or problem.n <= most
     for machine, left_out in (_whole if whole else _parts)(view, problem):
-        view._machine, view._left_out = (machine, problem.target_unit), left_out
+        view._machine, view._left_out = [(machine, problem.target_unit)], left_out
         yield view
 
 

@@ -29,14 +29,13 @@ from torch import Tensor
 from normalign._checks import complaint, require
 from normalign.kernels.functions import Kernel, Radial, middle, require_expansion
 from normalign.kernels.gradients import (
-    gradients_of_slopes,
     outputs_at_once,
     pulled_back,
     raw_gradients,
 )
 from normalign.kernels.tiles import spans, tile_shape
 
-__all__ = ["agop", "cheaper_form"]
+__all__ = ["agop", "cheaper_form", "sum_of_squares", "with_both_sides"]
 
 Form = Literal["auto", "gradients", "pairs"]
 
@@ -109,7 +108,7 @@ def agop(
     )  # fmt: skip
 
 
-def centred_agop(  # noqa: PLR0913, every one is at hand where it is called
+def centred_agop(
     x: Tensor,
     centers: Tensor,
     coef: Tensor,
@@ -120,13 +119,8 @@ def centred_agop(  # noqa: PLR0913, every one is at hand where it is called
     weights: Tensor | None,
     diagonal: bool,
     form: Form = "auto",
-    slopes: Tensor | None = None,
 ) -> Tensor:
-    """The same for callers that have centred their points and have the sides.
-
-    Who has the slopes of all centers to each other (their lower half will do), and
-    wants the gradients at the centers, may hand them in.
-    """
+    """The same for callers that have centred their points and have the sides."""
     if form == "auto":
         shape = len(x), len(centers), coef.shape[1], x.shape[1]
         form = cheaper_form(*shape, kernel)
@@ -139,13 +133,13 @@ def centred_agop(  # noqa: PLR0913, every one is at hand where it is called
     else:
         # A full metric mixes coordinates, so its diagonal needs the whole sum.
         squares_only = diagonal and (metric is None or metric.ndim == 1)
-        if slopes is None:
-            gradients = _gradients(x, centers, coef, kernel, sides)
-        else:
-            gradients = gradients_of_slopes(centers, coef, slopes)
-        total = _squared(gradients, x.new_zeros(x.shape[1]), weights, squares_only)
+        gradients = _gradients(x, centers, coef, kernel, sides)
+        total = sum_of_squares(
+            gradients, x.new_zeros(x.shape[1]), weights, squares_only
+        )
     mass = len(x) if weights is None else weights.sum()
-    return _both_sides(total, kernel, metric, diagonal) / mass
+    whole = with_both_sides(total, kernel, metric)
+    return (whole.diagonal() if diagonal and whole.ndim == 2 else whole) / mass
 
 
 def cheaper_form(n: int, m: int, k: int, d: int, kernel: Kernel) -> Form:
@@ -156,16 +150,13 @@ def cheaper_form(n: int, m: int, k: int, d: int, kernel: Kernel) -> Form:
     return "pairs" if known and by_pairs < by_gradients else "gradients"
 
 
-def _both_sides(
-    total: Tensor, kernel: Kernel, metric: Tensor | None, diagonal: bool
-) -> Tensor:
+def with_both_sides(total: Tensor, kernel: Kernel, metric: Tensor | None) -> Tensor:
     """The shared factor of all gradients, applied from the left and the right."""
     if total.ndim == 1:  # a diagonal metric scales each coordinate on its own
         return pulled_back(pulled_back(total[None], kernel, metric), kernel, metric)[0]
     half = pulled_back(total, kernel, metric)
     whole = pulled_back(half.T, kernel, metric)
-    whole = (whole + whole.T).mul_(0.5)
-    return whole.diagonal().clone() if diagonal else whole
+    return (whole + whole.T).mul_(0.5)
 
 
 def _gradients(
@@ -179,13 +170,16 @@ def _gradients(
         yield from raw_gradients(x, centers, coef[:, outputs], kernel, sides)
 
 
-def _squared(
+def sum_of_squares(
     gradients: Iterator[tuple[slice, Tensor]],
     zero: Tensor,
     weights: Tensor | None,
     squares_only: bool,
 ) -> Tensor:
-    """The sum of outer products of gradients, or of their squares."""
+    """The sum of outer products of gradients, or of their squares.
+
+    ``zero`` has an entry for each coordinate.
+    """
     d = len(zero)
     total = zero if squares_only else zero.new_zeros(d, d)
     scale = None if weights is None else weights.sqrt()

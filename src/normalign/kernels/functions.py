@@ -242,9 +242,16 @@ class ProductLaplace(Kernel):
 
     def placed(self, x: Tensor, metric: Tensor | None) -> Tensor:
         """Where points stand once the metric's root and the bandwidth are applied."""
-        if metric is None:
-            return x / self.bandwidth
-        return through_metric(x, metric_root(metric)) / self.bandwidth
+        if metric is None or metric.ndim == 1:
+            root = None if metric is None else metric_root(metric)
+            return through_metric(x, root) / self.bandwidth
+        # Column by column, not as one product, in which a row's last bits depend on
+        # where it stands: a point and its duplicates must come to the same place. The
+        # root of the metric costs more.
+        placed = torch.zeros_like(x)
+        for column, row in zip(x.T, metric_root(metric), strict=True):
+            placed.addcmul_(column[:, None], row)
+        return placed / self.bandwidth
 
     def values_(self, left: Tensor, right: Tensor, out: Tensor) -> Tensor:
         """Exponentials of L1 distances."""

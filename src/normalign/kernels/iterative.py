@@ -35,6 +35,8 @@ _COLUMNS_AT_ONCE = 64
 class IterativeSolution:
     """Coefficients by conjugate gradients, and the inverse by more of them."""
 
+    spare: object = None
+
     def __init__(
         self, coef: Tensor, solved: Solved, columns: Callable[[Tensor], Tensor]
     ) -> None:
@@ -51,6 +53,9 @@ class IterativeSolution:
             unit[picked] = 1
             found.append(self._columns(unit)[picked])
         return torch.cat(found).to(self.coef.dtype)
+
+    def next_metric(self, weights: Tensor | None, mass: float) -> None:
+        """Nothing is at hand that it could be made of."""
 
 
 def solve_iteratively(

@@ -7,6 +7,8 @@ mean the same at every iteration.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from normalign._checks import require
 
 __all__ = [
     "initial_metric",
+    "learned",
     "metric_diagonal",
     "metric_root",
     "normalised",
@@ -61,6 +64,14 @@ def normalised(metric: Tensor) -> Tensor:
     return metric * torch.where(
         usable, metric.shape[-1] / trace, torch.ones_like(trace)
     )
+
+
+def learned(update: Tensor, metric: Tensor | None) -> Tensor:
+    """An update scaled to trace ``d``, or the present metric where it has no trace."""
+    trace = float(metric_diagonal(update).sum())
+    if 0 < trace < math.inf:
+        return update * (len(update) / trace)
+    return torch.eye(len(update)).to(update) if metric is None else metric
 
 
 def initial_metric(

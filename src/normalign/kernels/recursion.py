@@ -36,16 +36,16 @@ from normalign.kernels.functions import (
 )
 from normalign.kernels.gradients import expansion, expansion_jacobian
 from normalign.kernels.memory import available_bytes
-from normalign.kernels.metric import metric_diagonal
+from normalign.kernels.metric import learned
 from normalign.kernels.precision import full_precision
 from normalign.kernels.pull_back import Columns, Cotangent, pull_back
 from normalign.kernels.solve import (
-    DirectSolution,
     Solution,
     Solved,
     Solver,
     System,
     solve,
+    solve_last,
 )
 
 __all__ = ["Iteration", "Machine", "recursions"]
@@ -180,6 +180,7 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
     solver: Solver | None = None,
     agop_samples: int = AGOP_SAMPLES,
     resampled: bool = False,
+    every: bool = True,
     generator: torch.Generator | None = None,
 ) -> Iterator[Iteration]:
     """Yield the machines of Algorithm 1, from the initial metric on.
@@ -211,6 +212,9 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
     resampled : bool, default=False
         Draw as many rows with replacement instead, all of them or `agop_samples`, as
         the code of the paper's experiments on tables does.
+    every : bool, default=True
+        False: only the last machine is wanted. It is the same, and the others are left
+        out where it is then sooner made, as for small tables.
     generator : torch.Generator, optional
         For the samples, on the CPU; by default the same draws every time.
 
@@ -242,10 +246,24 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
     solver = solver or Solver()
     points = x - middle(x)
     mass = x.new_ones(len(x)) if weights is None else weights
-    ridges = ridge / mass
-    intercept = (mass @ y) / mass.sum() if center else torch.zeros_like(y[0])
+    ridges, total = ridge / mass, float(mass.sum())
+    intercept = (mass @ y) / total if center else torch.zeros_like(y[0])
     targets = y - intercept
     generator = generator or seeded()
+    simple = bandwidth_rule == "fixed" and not resampled
+    if not every and simple and _slopes_pay(points, y, kernel, agop_samples):
+        system = System(points, kernel, metric, ridges)
+        found = solve_last(
+            system, targets, solver, n_iter=n_iter, weights=weights, mass=total
+        )
+        if found is not None:
+            solution, metric = found
+            machine = Machine(x, solution.coef, metric, kernel, intercept)
+            yield Iteration(
+                n_iter, machine, solution.solved, time.perf_counter() - started,
+                system, solution, mass, y,
+            )  # fmt: skip
+            return
     spare = None
     for index in range(n_iter + 1):
         at_hand = kernel
@@ -278,15 +296,17 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
             index, machine, solution.solved, time.perf_counter() - started, system,
             solution, mass, y,
         )  # fmt: skip
-        if isinstance(solution, DirectSolution):
-            spare = solution.triangle  # its memory serves the next iteration
+        spare = solution.spare  # its memory serves the next iteration
         if index < n_iter:
             with full_precision(x.device):
                 chosen = _sampled(len(x), agop_samples, resampled, generator)
-                metric = _updated(
-                    machine, system, weights, chosen, solver,
-                    slopes=getattr(solution, "slopes", None),
-                )  # fmt: skip
+                following = None
+                if chosen is None and wanted:
+                    following = solution.next_metric(weights, total)
+                if following is None:
+                    update = _average(machine, system, weights, chosen, solver)
+                    following = learned(update, metric)
+                metric = following
 
 
 def _slopes_pay(points: Tensor, y: Tensor, kernel: Kernel, agop_samples: int) -> bool:
@@ -308,16 +328,14 @@ def _sampled(
     return chosen, torch.ones_like(chosen)
 
 
-def _updated(
+def _average(
     machine: Machine,
     system: System,
     weights: Tensor | None,
     chosen: tuple[Tensor, Tensor] | None,
     solver: Solver,
-    *,
-    slopes: Tensor | None = None,
 ) -> Tensor:
-    """The next metric; the present one where all gradients vanish."""
+    """The average gradient outer product at some rows, or at all."""
     rows, (left, right), share = system.points, system.sides, weights
     if chosen is not None:
         places, counts = (part.to(rows.device) for part in chosen)
@@ -331,15 +349,11 @@ def _updated(
         allowed = solver.memory_limit or available_bytes(rows.device)
         fits = 4 * n * m * rows.dtype.itemsize <= allowed
         form = "pairs" if fits else "gradients"
-    update = centred_agop(
+    return centred_agop(
         rows, system.points, machine.coef, machine.kernel, (left, right),
         metric=machine.metric, weights=share, diagonal=machine.metric.ndim == 1,
-        form=form, slopes=slopes,
+        form=form,
     )  # fmt: skip
-    trace = float(metric_diagonal(update).sum())
-    if not 0 < trace < math.inf:
-        return machine.metric
-    return update.mul_(len(update) / trace)
 
 
 def _require_problem(
@@ -349,7 +363,8 @@ def _require_problem(
     require_table(callee, "x", x)
     require(len(x) > 0, callee, "x", "of shape (n, d), n > 0", x)
     for argument, value in {"x": x, "y": y}.items():
-        finite = bool(torch.isfinite(value).all())
+        # A finite sum is one of finite numbers; another may be one of large ones.
+        finite = math.isfinite(value.sum()) or bool(torch.isfinite(value).all())
         require(finite, callee, argument, "finite", "NaN or infinity")
     require(y.ndim == 2 and len(y) == len(x), callee, "y", f"of shape ({len(x)}, k)", y)
     require(y.dtype == x.dtype, callee, "y", f"of the dtype of x, {x.dtype}", y)

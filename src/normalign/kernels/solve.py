@@ -11,30 +11,49 @@ the dtype of the data first; if float32 leaves the matrix indefinite, or coeffic
 so large that digits are lost, again in float64, in which the machine then stays
 (what large coefficients sum to is lost in float32, too); if that fails, with a jitter
 on the diagonal, which is reported and warned about. *Iteratively*, where the triangle
-does not fit the memory that is allowed (:mod:`normalign.kernels.iterative`).
+does not fit the memory that is allowed (:mod:`normalign.kernels.iterative`). *Compiled*
+is a direct solver for small tables, the same numbers sooner
+(:mod:`normalign.kernels.compiled`), where numba is there.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from normalign._checks import complaint, require
-from normalign.kernels.functions import Kernel, Radial
+from normalign.kernels import compiled
+from normalign.kernels.agop import sum_of_squares, with_both_sides
+from normalign.kernels.functions import Gaussian, Kernel, Laplace, Radial
+from normalign.kernels.gradients import gradients_of_slopes
 from normalign.kernels.memory import available_bytes, direct_bytes
+from normalign.kernels.metric import learned
 from normalign.kernels.tiles import spans, square_spans, tile_shape
 from normalign.kernels.triangle import Triangle, is_small
 
-__all__ = ["DirectSolution", "Solution", "Solved", "Solver", "System", "solve"]
+if TYPE_CHECKING:
+    from normalign.kernels.compiled.solution import Factored, Problem
+
+__all__ = [
+    "DirectSolution",
+    "Solution",
+    "Solved",
+    "Solver",
+    "System",
+    "solve",
+    "solve_last",
+]
 
 _NEVER_MIND = 1 << 26  # bytes for which nobody is asked what is free
 _LOST_DIGITS = 32  # a pivot of that many rounding errors has no digit left to trust
 _LOST_SHARE = 3e-4  # of the targets; ordinary tables have a tenth of it
+_COMPILED = 1536  # rows up to which compiled code is sooner done
 
 
 @dataclass(frozen=True)
@@ -130,9 +149,17 @@ class Solution(Protocol):
 
     coef: Tensor
     solved: Solved
+    spare: object  # memory that the next solve may overwrite
 
     def inverse_diagonal(self, rows: Tensor) -> Tensor:
         """Entries of the diagonal of the inverse."""
+        ...
+
+    def next_metric(self, weights: Tensor | None, mass: float) -> Tensor | None:
+        """What is learned from the gradients at all rows, if that comes for little.
+
+        ``mass`` is the sum of the weights, or the number of rows.
+        """
         ...
 
 
@@ -141,7 +168,7 @@ def solve(
     y: Tensor,
     solver: Solver,
     *,
-    spare: Triangle | None = None,
+    spare: object = None,
     slopes: bool = False,
 ) -> Solution:
     """Solve a machine's system for all its outputs.
@@ -151,11 +178,11 @@ def solve(
     system : System
     y : Tensor of shape (n, k)
     solver : Solver
-    spare : Triangle, optional
-        Memory of an earlier solve, to be overwritten.
+    spare : object, optional
+        Memory of an earlier solve of the same points, to be overwritten.
     slopes : bool, default=False
-        The kernel's slopes will be asked for: a direct solver makes them on its way,
-        where the table is so small that they may be kept.
+        ``next_metric`` will be asked for: a direct solver makes the kernel's slopes
+        on its way, where the table is so small that they may be kept.
 
     Raises
     ------
@@ -183,7 +210,44 @@ def solve(
     return _solve_directly(system, y, limit=limit, spare=spare, slopes=slopes)
 
 
-def _unasked_limit(needed: int, device: torch.device, spare: Triangle | None) -> int:
+def solve_last(
+    system: System,
+    y: Tensor,
+    solver: Solver,
+    *,
+    n_iter: int,
+    weights: Tensor | None,
+    mass: float,
+) -> tuple[Solution, Tensor] | None:
+    """The last solution of a recursion in a fixed kernel, and its metric, in one go.
+
+    The same numbers as :func:`solve` and ``next_metric`` give by turns, sooner, where
+    there is compiled code for it. None where there is none, or where an iteration needs
+    more than its precision.
+    """
+    limit = solver.memory_limit or _NEVER_MIND
+    k = y.shape[1]
+    if solver.name == "cg" or not _is_for_compiled(system, k, limit):
+        return None
+    from normalign.kernels.compiled.solution import last_of
+
+    dtype, most = system.points.dtype, math.inf
+    if dtype != torch.float64:
+        most = (_LOST_SHARE * _size(y) / torch.finfo(dtype).eps) ** 2
+    found = last_of(
+        _problem(system, y), n_iter, weights, mass,
+        least=_smallest_pivot(dtype), most=most,
+    )  # fmt: skip
+    return None if found is None else (CompiledSolution(found[0]), found[1])
+
+
+def _problem(system: System, y: Tensor, spare: object = None) -> Problem:
+    from normalign.kernels.compiled.solution import Problem
+
+    return Problem(system.points, system.kernel, system.metric, system.ridges, y, spare)
+
+
+def _unasked_limit(needed: int, device: torch.device, spare: object) -> int:
     """What may be used where no limit was given: what is free, or is held already."""
     if needed < _NEVER_MIND:
         return _NEVER_MIND
@@ -193,45 +257,79 @@ def _unasked_limit(needed: int, device: torch.device, spare: Triangle | None) ->
 class DirectSolution:
     """A solution that keeps its factor until the next solve overwrites it."""
 
-    def __init__(self, coef: Tensor, solved: Solved, triangle: Triangle) -> None:
+    def __init__(
+        self, coef: Tensor, solved: Solved, triangle: Triangle, system: System
+    ) -> None:
         self.coef = coef
         self.solved = solved
         self.triangle = triangle
-
-    @property
-    def slopes(self) -> Tensor | None:
-        """The kernel's slopes, their lower half, if they were made on the way."""
-        return self.triangle.slopes
+        self.spare: object = triangle
+        self._system = system
 
     def inverse_diagonal(self, rows: Tensor) -> Tensor:
         """Entries of the diagonal of the inverse: columns of ``L^{-1}``, squared."""
-        unit = self.triangle.panels[0].new_zeros(len(self.triangle), len(rows))
-        unit[rows, torch.arange(len(rows), device=rows.device)] = 1
+        unit = _unit_columns(self.triangle.panels[0], len(self.triangle), rows)
         return self.triangle.half_solve_(unit).square_().sum(0).to(self.coef.dtype)
+
+    def next_metric(self, weights: Tensor | None, mass: float) -> Tensor | None:
+        """From the slopes, if they were kept."""
+        if self.triangle.slopes is None:
+            return None
+        points, metric = self._system.points, self._system.metric
+        gradients = gradients_of_slopes(points, self.coef, self.triangle.slopes)
+        diagonal = metric is not None and metric.ndim == 1
+        total = sum_of_squares(
+            gradients, torch.zeros_like(points[0]), weights, diagonal
+        )
+        update = with_both_sides(total, self._system.kernel, metric) / mass
+        return learned(update, metric)
+
+
+class CompiledSolution:
+    """A solution by compiled code, with its factor and slopes until the next solve."""
+
+    def __init__(self, found: Factored) -> None:
+        self.coef = found.coef
+        self.solved = Solved("cholesky", found.coef.dtype)
+        self.spare: object = found.problem.memory
+        self._found = found
+
+    def inverse_diagonal(self, rows: Tensor) -> Tensor:
+        """As of :class:`DirectSolution`."""
+        lower = self._found.factor().T
+        unit = _unit_columns(lower, len(lower), rows)
+        return torch.linalg.solve_triangular(lower, unit, upper=False).square_().sum(0)
+
+    def next_metric(self, weights: Tensor | None, mass: float) -> Tensor:
+        """Compiled, too."""
+        return self._found.next_metric(weights, mass)
+
+
+def _unit_columns(like: Tensor, n: int, rows: Tensor) -> Tensor:
+    unit = like.new_zeros(n, len(rows))
+    unit[rows, torch.arange(len(rows), device=rows.device)] = 1
+    return unit
 
 
 def _solve_directly(
-    system: System, y: Tensor, *, limit: int, spare: Triangle | None, slopes: bool
-) -> DirectSolution:
+    system: System, y: Tensor, *, limit: int, spare: object, slopes: bool
+) -> Solution:
     n, dtype, device = len(system.points), system.points.dtype, system.points.device
-    triangle = spare or _allocated(system, limit)
-    _make_room(triangle, system, slopes)
-    found = None
-    if _factorise(system, triangle):
-        found = _finished(triangle, y, Solved("cholesky", dtype))
-        if dtype == torch.float64 or lost_share(found.coef, y) <= _LOST_SHARE:
-            return found
-    doubled = direct_bytes(n, dtype=torch.float64, device=device)
-    if dtype != torch.float64 and doubled <= limit:
-        del triangle, spare, found
+    found = _tried(system, y, limit=limit, spare=spare, slopes=slopes)
+    single = dtype != torch.float64
+    exact = found is not None and (
+        not single or lost_share(found.coef, y) <= _LOST_SHARE
+    )
+    if found is not None and exact:
+        return found
+    if single and direct_bytes(n, dtype=torch.float64, device=device) <= limit:
+        del spare, found
         system, y = system.to(torch.float64), y.double()
-        triangle = _allocated(system, limit)
-        _make_room(triangle, system, slopes)
-        if _factorise(system, triangle):
-            return _finished(triangle, y, Solved("cholesky", torch.float64))
-        found = None
+        found = _tried(system, y, limit=limit, spare=None, slopes=slopes)
+        if found is not None:
+            return found
     if found is None:
-        return _with_jitter(system, triangle, y)
+        return _with_jitter(system, _allocated(system, limit), y)
     warnings.warn(
         f"solve: coefficients are so large that rounding in float32 moves outputs by "
         f"about {10 * lost_share(found.coef, y):.0e} of the targets, and float64 does "
@@ -240,6 +338,24 @@ def _solve_directly(
         stacklevel=2,
     )
     return found
+
+
+def _tried(
+    system: System, y: Tensor, *, limit: int, spare: object, slopes: bool
+) -> CompiledSolution | DirectSolution | None:
+    """The solution in the system's precision; None if that leaves it indefinite."""
+    if _is_for_compiled(system, y.shape[1], limit):
+        from normalign.kernels.compiled.solution import factored
+
+        quick = factored(_problem(system, y, spare))
+        fine = quick.pivot > _smallest_pivot(system.points.dtype)
+        return CompiledSolution(quick) if fine else None
+    triangle = spare if isinstance(spare, Triangle) else _allocated(system, limit)
+    _make_room(triangle, system, slopes)
+    if not _factorise(system, triangle):
+        return None
+    solved = Solved("cholesky", system.points.dtype)
+    return _finished(triangle, y, solved, system)
 
 
 def _allocated(system: System, limit: int) -> Triangle:
@@ -265,8 +381,13 @@ def lost_share(coef: Tensor, y: Tensor) -> float:
     rounding error; where coefficients are large and cancel, the errors do not. On
     tables and kernels tried in float32, outputs were off by about ten times this.
     """
-    size = y.square().mean(0).sqrt().max().clamp(min=torch.finfo(y.dtype).tiny)
-    return float(torch.finfo(y.dtype).eps * coef.norm(dim=0).max() / size)
+    largest = math.sqrt(coef.square().sum(0).max())
+    return torch.finfo(y.dtype).eps * largest / _size(y)
+
+
+def _size(y: Tensor) -> float:
+    """The root mean square of the largest target, and never quite zero."""
+    return max(math.sqrt(y.square().mean(0).max()), torch.finfo(y.dtype).tiny)
 
 
 def _with_jitter(system: System, triangle: Triangle, y: Tensor) -> DirectSolution:
@@ -290,11 +411,14 @@ def _with_jitter(system: System, triangle: Triangle, y: Tensor) -> DirectSolutio
         UserWarning,
         stacklevel=2,
     )
-    return _finished(triangle, y, Solved("cholesky", dtype, jitter=jitter))
+    solved = Solved("cholesky", dtype, jitter=jitter)
+    return _finished(triangle, y, solved, system)
 
 
-def _finished(triangle: Triangle, y: Tensor, solved: Solved) -> DirectSolution:
-    return DirectSolution(triangle.solve_(y.clone()), solved, triangle)
+def _finished(
+    triangle: Triangle, y: Tensor, solved: Solved, system: System
+) -> DirectSolution:
+    return DirectSolution(triangle.solve_(y.clone()), solved, triangle, system)
 
 
 def _factorise(system: System, triangle: Triangle, *, jitter: float = 0.0) -> bool:
@@ -303,10 +427,27 @@ def _factorise(system: System, triangle: Triangle, *, jitter: float = 0.0) -> bo
     if not triangle.factorise_():
         return False
     smallest = float(triangle.diagonal().min()) ** 2  # NaN, if there is one
-    # In double precision there is nowhere better to go.
-    last_resort = system.points.dtype == torch.float64 or jitter > 0
-    lost = _LOST_DIGITS * torch.finfo(system.points.dtype).eps
-    return smallest > (0 if last_resort else lost)
+    # A jitter is the last resort.
+    return smallest > (0 if jitter > 0 else _smallest_pivot(system.points.dtype))
+
+
+def _smallest_pivot(dtype: torch.dtype) -> float:
+    """Below which a factor is not trusted; after float64 there is nowhere to go."""
+    return 0.0 if dtype == torch.float64 else _LOST_DIGITS * torch.finfo(dtype).eps
+
+
+def _is_for_compiled(system: System, k: int, limit: int) -> bool:
+    """Whether there is compiled code for a system, and room for its square."""
+    points, kernel = system.points, system.kernel
+    known = isinstance(kernel, Gaussian) or (
+        isinstance(kernel, Laplace) and kernel.exponent == 1
+    )
+    n, small = len(points), points.device.type == "cpu" and len(points) <= _COMPILED
+    if not (known and small and 0 < k <= n and compiled.is_available()):
+        return False
+    from normalign.kernels.compiled.memory import square_bytes
+
+    return square_bytes(n, k, points.dtype.itemsize) <= limit
 
 
 def fill_(triangle: Triangle, system: System) -> None:

@@ -1,0 +1,5 @@
+"""Everything here needs numba, the extra `fast`."""
+
+import pytest
+
+pytest.importorskip("numba")

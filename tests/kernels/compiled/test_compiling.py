@@ -1,0 +1,47 @@
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from normalign.kernels import compiled
+from normalign.kernels.compiled import compiling, machine
+
+
+def test_what_is_kept_on_disk_belongs_to_all_sources_of_the_folder():
+    kept = machine.solve._cache._cache_file
+    assert kept._source_stamp == compiling._digest()
+
+
+def test_without_a_place_to_keep_it_everything_is_compiled_anew(monkeypatch):
+    calls = []
+
+    def refusing(*args, cache=False, **options):
+        calls.append(cache)
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return compiling.compiled
+
+    monkeypatch.setattr(compiling, "njit", refusing)
+    found = compiling.remembered(lambda x: x + 1)
+    assert calls == [True]
+    assert found(1) == 2
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_numba_may_be_missing_or_switched_off(gone, monkeypatch):
+    compiled.is_available.cache_clear()
+    if gone:
+        monkeypatch.setattr(compiled, "find_spec", lambda name: None)
+    else:
+        config = importlib.import_module("numba").config
+        monkeypatch.setattr(config, "DISABLE_JIT", True)
+    assert not compiled.is_available()
+    compiled.is_available.cache_clear()
+    monkeypatch.undo()
+    assert compiled.is_available()
+
+
+def test_the_package_does_not_import_numba_before_it_is_used():
+    code = "import sys, normalign.estimators; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

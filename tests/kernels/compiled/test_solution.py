@@ -1,0 +1,151 @@
+"""Compiled machines are those of tensors, and all at once those of one by one."""
+
+import pytest
+import torch
+
+from normalign.kernels import Gaussian, Laplace, Solver, recursions
+from normalign.kernels import solve as solving
+from normalign.kernels.compiled import solution
+from normalign.kernels.solve import CompiledSolution, DirectSolution
+from tests.kernels.cases import DOUBLE, metric, points
+
+KERNELS = pytest.mark.parametrize("kernel", [Laplace(2.0), Gaussian(3.0)], ids=repr)
+SHAPES = [(1, 1, 1), (2, 3, 1), (33, 4, 2), (70, 5, 3), (40, 60, 2), (200, 3, 7)]
+
+
+@pytest.fixture(params=[1, 3], ids=["alone", "three"])
+def _members(request, monkeypatch):
+    monkeypatch.setattr(solution, "team_size", lambda n: request.param)
+
+
+def made(x, y, kernel, seen, *, tensors=False, every=True, **settings):
+    """The iterations, by compiled code or by tensors alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        if tensors:
+            patch.setattr(solving.compiled, "is_available", lambda: False)
+        settings = {"ridge": 1e-2, "n_iter": 3, **settings}
+        return list(
+            recursions(x, y, kernel=kernel, metric=seen, every=every, **settings)
+        )
+
+
+@pytest.mark.usefixtures("_members")
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
+@pytest.mark.parametrize(("n", "d", "k"), SHAPES)
+@KERNELS
+def test_a_compiled_machine_is_that_of_tensors(kernel, n, d, k, kind, weighted):
+    x, y, seen = points(n, d), points(n, k, seed=1), metric(kind, d)
+    if n > 30:
+        x[11] = x[3]  # a duplicate, at which slopes vanish
+    weights = points(n, 1, seed=2)[:, 0].abs() + 0.1 if weighted else None
+    found = made(x, y, kernel, seen, weights=weights)
+    wanted = made(x, y, kernel, seen, weights=weights, tensors=True)
+    pays = k * (d + 1) < n  # else the metric is learned by pairs of rows
+    for one, other in zip(found, wanted, strict=True):
+        # where a row is its own only neighbour there is little to be told apart
+        assert isinstance(one._solution, CompiledSolution) or k > n
+        assert isinstance(other._solution, DirectSolution)
+        for name in ("coef", "metric"):
+            torch.testing.assert_close(
+                getattr(one.machine, name), getattr(other.machine, name),
+                rtol=1e-8, atol=1e-8,
+            )  # fmt: skip
+    assert pays or n < 100
+
+
+@pytest.mark.usefixtures("_members")
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
+@KERNELS
+def test_the_last_of_all_at_once_is_that_of_one_by_one_to_the_bit(kernel, kind, dtype):
+    x, y = points(150, 5, dtype=dtype), points(150, 3, seed=1, dtype=dtype)
+    seen, weights = metric(kind, 5).to(dtype), points(150, 1, seed=2, dtype=dtype)
+    settings = {"weights": weights[:, 0].abs() + 0.1, "center": True, "ridge": 0.1}
+    *_, wanted = made(x, y, kernel, seen, **settings)
+    (found,) = made(x, y, kernel, seen, every=False, **settings)
+    assert found.index == wanted.index == 3
+    assert torch.equal(found.machine.coef, wanted.machine.coef)
+    assert torch.equal(found.machine.metric, wanted.machine.metric)
+    rows = torch.arange(0, 150, 7)
+    assert torch.equal(found.left_out(rows), wanted.left_out(rows))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"bandwidth_rule": "median"}, {"resampled": True}, {"n_iter": 0}]
+)
+def test_who_wants_the_last_one_gets_it_whatever_the_way(settings):
+    x, y, seen = points(90, 4), points(90, 2, seed=1), metric("full", 4)
+    *_, wanted = made(x, y, Laplace(2.0), seen, **settings)
+    *_, found = made(x, y, Laplace(2.0), seen, every=False, **settings)
+    assert torch.equal(found.machine.coef, wanted.machine.coef)
+
+
+@KERNELS
+def test_left_out_outputs_come_from_a_compiled_factor_too(kernel):
+    x, y, seen = points(60, 4), points(60, 2, seed=1), metric("full", 4)
+    rows = torch.arange(0, 60, 7)
+    found = made(x, y, kernel, seen)
+    wanted = made(x, y, kernel, seen, tensors=True)
+    torch.testing.assert_close(
+        found[-1].left_out(rows), wanted[-1].left_out(rows), rtol=1e-8, atol=1e-8
+    )
+
+
+@pytest.mark.parametrize("every", [True, False])
+def test_where_float32_does_not_do_compiled_machines_go_to_float64(every):
+    x = points(300, 2, dtype=torch.float32)
+    y = torch.sin(3 * x[:, :1])
+    settings = {"ridge": 1e-7, "every": every, "n_iter": 2}
+    found = made(x, y, Gaussian(3.0), torch.eye(2), **settings)
+    exact = made(
+        x.double(), y.double(), Gaussian(3.0), torch.eye(2).double(), **settings
+    )
+    assert found[-1].machine.coef.dtype == DOUBLE
+    apart = found[-1].machine(x) - exact[-1].machine(x.double())
+    assert float(apart.abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("every", [True, False])
+def test_what_stays_indefinite_is_reported_as_ever(every):
+    x = torch.zeros(50, 2, dtype=DOUBLE)
+    with pytest.warns(UserWarning, match="not positive definite"):
+        found = made(
+            x, torch.ones(50, 1, dtype=DOUBLE), Laplace(1.0), torch.eye(2).double(),
+            ridge=1e-300, every=every,
+        )  # fmt: skip
+    assert found[-1].solved.jitter > 0
+
+
+def test_a_metric_without_gradients_stays_as_it_is():
+    x, y = points(40, 3), torch.zeros(40, 1, dtype=DOUBLE)
+    seen = metric("full", 3)
+    for every in (True, False):
+        found = made(x, y, Laplace(2.0), seen, every=every)
+        assert torch.equal(found[-1].machine.metric, seen)
+
+
+def test_a_limit_of_memory_without_room_for_squares_keeps_to_the_triangle():
+    x, y = points(1200, 3), points(1200, 1, seed=1)
+    settings = {"n_iter": 0, "solver": Solver("cholesky", memory_limit=20_000_000)}
+    (found,) = made(x, y, Laplace(2.0), metric("full", 3), **settings)
+    assert isinstance(found._solution, DirectSolution)
+
+
+@pytest.mark.parametrize("kernel", [Laplace(2.0, exponent=0.7), Laplace(2.0)], ids=repr)
+def test_other_kernels_and_large_tables_are_left_to_tensors(kernel, monkeypatch):
+    monkeypatch.setattr(solving, "_COMPILED", 50)
+    x, y = points(60, 3), points(60, 1, seed=1)
+    for every in (True, False):
+        found = made(x, y, kernel, metric("full", 3), every=every)
+        assert isinstance(found[-1]._solution, DirectSolution)
+
+
+def test_results_do_not_share_memory_with_what_comes_after():
+    x, y, seen = points(60, 4), points(60, 2, seed=1), metric("full", 4)
+    (first,) = made(x, y, Laplace(2.0), seen, every=False)
+    kept = first.machine.coef.clone(), first.machine.metric.clone()
+    made(x + 1, 2 * y, Laplace(1.0), seen, every=False)
+    assert torch.equal(first.machine.coef, kept[0])
+    assert torch.equal(first.machine.metric, kept[1])
+    assert torch.equal(seen, metric("full", 4))  # and what was given is as it was
