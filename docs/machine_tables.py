@@ -9,13 +9,14 @@ Row = dict[str, Any]
 # What the columns of benchmarks/rfm.py are called on the page.
 NAMES = {
     "ours": "ours",
+    "tensors": "without numba",
     "core": "recursion alone",
     "factors": "its factors alone",
     "xrfm": "xrfm",
     "xrfm cholesky": "xrfm, Cholesky",
     "plain": "plain transcription",
 }
-UNCOMPARED = ("ours", "core", "factors")
+UNCOMPARED = ("ours", "tensors", "core", "factors")
 
 
 def rfm(result: Row) -> list[str]:
@@ -33,8 +34,11 @@ def rfm(result: Row) -> list[str]:
             lines += [*_contest(f"({part}) {title}", rows, quantity, told), ""]
     if result["records"].get("e"):
         lines += [*_large(result["records"]["e"]), ""]
+    if result["records"].get("g"):
+        lines += [*_first(result["records"]["g"]), ""]
     if result.get("xrfm"):
-        lines += [f"xrfm {result['xrfm']}.", ""]
+        numba = f", numba {result['numba']}" if result.get("numba") else ""
+        lines += [f"xrfm {result['xrfm']}{numba}.", ""]
     return lines
 
 
@@ -105,6 +109,19 @@ def _large(rows: list[Row]) -> list[str]:
             f"{row['n_test']} rows | {held} | {100 * row['auc']:.2f} (at best "
             f"{100 * row['best_auc']:.2f}) | {behind} |"
         )
+    return lines
+
+
+def _first(rows: list[Row]) -> list[str]:
+    lines = [
+        "| (g) first fit of a process | without numba | compiling | compiled before |",
+        "|---|---|---|---|",
+    ]
+    for row in rows:
+        cells = [
+            _seconds(row["seconds"][n]) for n in ("tensors", "compiling", "compiled")
+        ]
+        lines.append(f"| {_size(row)}, float64 | " + " | ".join(cells) + " |")
     return lines
 
 

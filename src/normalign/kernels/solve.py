@@ -53,7 +53,7 @@ __all__ = [
 _NEVER_MIND = 1 << 26  # bytes for which nobody is asked what is free
 _LOST_DIGITS = 32  # a pivot of that many rounding errors has no digit left to trust
 _LOST_SHARE = 3e-4  # of the targets; ordinary tables have a tenth of it
-_COMPILED = 1536  # rows up to which compiled code is sooner done
+_COMPILED = 4096  # rows up to which compiled code is sooner done
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def solve(
     """
     n, dtype, device = len(system.points), system.points.dtype, system.points.device
     needed = direct_bytes(n, dtype=dtype, device=device)
-    limit = solver.memory_limit or _unasked_limit(needed, device, spare)
+    limit = solver.memory_limit or _unasked_limit(system, needed, spare)
     if solver.name == "cg" or (solver.name == "auto" and needed > limit):
         from normalign.kernels.iterative import solve_iteratively
 
@@ -225,8 +225,7 @@ def solve_last(
     there is compiled code for it. None where there is none, or where an iteration needs
     more than its precision.
     """
-    limit = solver.memory_limit or _NEVER_MIND
-    k = y.shape[1]
+    limit, k = solver.memory_limit or _unasked_limit(system, 0, None), y.shape[1]
     if solver.name == "cg" or not _is_for_compiled(system, k, limit):
         return None
     from normalign.kernels.compiled.solution import last_of
@@ -247,11 +246,15 @@ def _problem(system: System, y: Tensor, spare: object = None) -> Problem:
     return Problem(system.points, system.kernel, system.metric, system.ridges, y, spare)
 
 
-def _unasked_limit(needed: int, device: torch.device, spare: object) -> int:
+def _unasked_limit(system: System, needed: int, spare: object) -> int:
     """What may be used where no limit was given: what is free, or is held already."""
-    if needed < _NEVER_MIND:
+    points = system.points
+    wished = needed
+    if points.device.type == "cpu" and len(points) <= _COMPILED:
+        wished = 3 * len(points) ** 2 * points.dtype.itemsize  # two squares and more
+    if wished < _NEVER_MIND:
         return _NEVER_MIND
-    return available_bytes(device) + (0 if spare is None else needed)
+    return available_bytes(points.device) + (0 if spare is None else needed)
 
 
 class DirectSolution:

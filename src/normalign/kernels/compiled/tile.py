@@ -17,13 +17,13 @@ Arrays are flat, places are counted in entries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
-from numba import types
+from numba import config, types
 from numba.core import cgutils
 from numba.extending import overload
 
@@ -41,18 +41,25 @@ __all__ = [
 ]
 
 
-def _registers() -> tuple[int, int]:
-    """Bytes of a vector register, and rows of a tile for which there are enough."""
-    features = llvm.get_host_cpu_features()
+def _features() -> Mapping[str, bool]:
+    """What the processor that is compiled for has; numba may be told another one."""
+    told = getattr(config, "CPU_FEATURES")  # noqa: B009, made at run time
+    if told is None:
+        return llvm.get_host_cpu_features()
+    return {word[1:]: word[0] == "+" for word in told.split(",") if word}
+
+
+def _shape() -> tuple[int, int, int]:
+    """Bytes of a vector, rows of a tile and vectors of its row, as registers allow."""
+    features = _features()
     if features.get("avx512f"):
-        return 64, 8  # 32 registers: 24 sums, a row of B, a number of A
+        return 64, 8, 2  # 16 sums, a row of B and a number of A in 32 registers
     if features.get("avx2"):
-        return 32, 4  # 16 registers: 12 sums
-    return 16, 8 if "neon" in features else 4
+        return 32, 4, 2  # 8 sums in 16 registers
+    return (16, 4, 4) if features.get("neon") else (16, 4, 2)
 
 
-_BYTES, HEIGHT = _registers()
-_VECTORS = 2  # of a tile's row
+_BYTES, HEIGHT, _VECTORS = _shape()
 
 
 def columns(itemsize: int) -> int:
