@@ -1,6 +1,6 @@
 """Recursive feature machines against xrfm and a plain transcription.
 
-    python benchmarks/rfm.py                    (a), (b), (c), (e): half an hour
+    python benchmarks/rfm.py               (a), (b), (c), (e), (g): half an hour
     python benchmarks/rfm.py --only a,c --rounds 1
     python benchmarks/rfm.py --device cuda      (d), and (e) directly on the GPU
     python benchmarks/rfm.py --only e --against results/benchmarks/rfm-h200.json
@@ -14,10 +14,12 @@
     with those of the plain transcription: the same work is timed.
 (b) Peak memory of one cold fit of n = 16000 above what the imports left, data counted.
 (c) Small tables in float64 and float32, in one process, by turns, medians: the
-    estimator with all its checks, the recursion alone, and its Cholesky factors and
-    solves alone by LAPACK, below which no direct solver gets.
+    estimator with all its checks, the same without numba, the recursion alone, and its
+    Cholesky factors and solves alone by torch's LAPACK. A pause before each turn lets
+    the threads of the one before fall asleep.
 (d) One iteration (kernel, solve, metric update) on a GPU: the median of what a run of
-    four takes between its iterations, data and results staying there. The gradients are
+    four (ten up to n = 10000) takes between its iterations, data and results staying
+    there. The gradients are
     taken at 20000 rows at most by all of them; n = 100000 is ours alone.
 (e) 150000 rows of ten columns through `max_leaf_size` on the CPU's cores: seconds, the
     memory of the process and its children together, AUC on 50000 more rows. On CUDA the
@@ -26,6 +28,9 @@
 (f) Ways of factorising on a GPU (`--variant` names some of them), in one process by
     turns: milliseconds of the kernel, the factor, the solve and the metric's update,
     and the residual |K a + ridge a - y| / |y| of the solve, by float64 products.
+
+(g) The first fit of a process, 300 rows: without numba; with it and nothing kept on
+    disk, so that all is compiled; and with what that has left there.
 
 Who the contestants are, and how xrfm is made to do the same work: rfm_peers.py. The
 last line is JSON; with --save the file is written anew after every row.
@@ -63,12 +68,17 @@ Row = dict[str, Any]
 # --- one job, one process ---------------------------------------------------------
 
 
-def measured(job: str, **settings: Any) -> Row:
-    """Run a job by itself; a failure becomes a row that says so."""
+def measured(job: str, cache: str | None = None, **settings: Any) -> Row:
+    """Run a job by itself; a failure becomes a row that says so.
+
+    ``cache`` is a folder for what numba compiles, instead of the usual one.
+    """
     command = [sys.executable, str(WORKER), json.dumps({"job": job, **settings})]
+    place = {} if cache is None else {"NUMBA_CACHE_DIR": cache}
     child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, **place},
+    )  # fmt: skip
     watch = Watch(child.pid)
     output, complaints = child.communicate()
     highest = watch.highest()
@@ -176,7 +186,7 @@ def memories(options: argparse.Namespace) -> Iterator[Row]:
 def small_tables(options: argparse.Namespace) -> Iterator[Row]:
     """(c) Small tables in one process."""
     sizes, rounds = ([100, 300], 2) if options.quick else ([100, 300, 700, 1400], 21)
-    names = ("ours", "core", "factors", "plain")
+    names = ("ours", "tensors", "core", "factors", "plain")
     header("(c) small tables", names, "ms")
     found = measured(
         "small", sizes=sizes, d=20, k=3, n_iter=5, rounds=options.rounds or rounds
@@ -189,6 +199,25 @@ def small_tables(options: argparse.Namespace) -> Iterator[Row]:
         yield row
 
 
+def first_fits(options: argparse.Namespace) -> Iterator[Row]:
+    """(g) The first fit of a process."""
+    size = {"n": 100 if options.quick else 300, "d": 20, "k": 3, "n_iter": 5}
+    names = ("tensors", "compiling", "compiled")
+    header("(g) first fit, float64", names, "s")
+    with tempfile.TemporaryDirectory() as folder:
+        peers = dict(zip(names, ("tensors", "ours", "ours"), strict=True))
+        runs = {
+            name: measured("first", cache=folder, peer=peer, **size)
+            for name, peer in peers.items()
+        }
+    row: Row = {
+        **size, "each": runs, "faster": {}, "agree": True,
+        "seconds": {name: run.get("seconds") for name, run in runs.items()},
+    }  # fmt: skip
+    show(row, names)
+    yield row
+
+
 def iterations(options: argparse.Namespace) -> Iterator[Row]:
     """(d) Single iterations on a GPU."""
     names = ("core", "xrfm", "xrfm cholesky")
@@ -198,7 +227,8 @@ def iterations(options: argparse.Namespace) -> Iterator[Row]:
     header("(d) one iteration", names, "s")
     for n in sizes:
         alone = n > 40000
-        n_iter = 1 if alone else 3
+        # what takes milliseconds is taken more often
+        n_iter = 1 if alone else 3 if n > 10000 else 9
         row: Row = {"n": n, "d": 30, "k": 2, "n_iter": n_iter}
         present = names[:1] if alone else names
         with tempfile.TemporaryDirectory() as folder:
@@ -271,15 +301,28 @@ def factors(options: argparse.Namespace) -> Iterator[Row]:
 
 # How `normalign.kernels.triangle` is set for each: columns of a panel, rows that the
 # device's library factorises at once, whether the next diagonal block is done beside
-# the products, rows up to which the square is factorised by one call.
+# the products, rows up to which the square is factorised by one call, and whether
+# there are kernels for diagonal blocks and for products in half precision.
 VARIANTS = {
-    "panels": {"width": 1024, "strip": 1024, "ahead": False, "small": 0},
-    "lookahead": {"width": 1024, "strip": 1024, "ahead": True, "small": 0},
-    "nested": {"width": 1024, "strip": 256, "ahead": False, "small": 0},
-    "nested lookahead": {"width": 1024, "strip": 256, "ahead": True, "small": 0},
-    "narrow lookahead": {"width": 512, "strip": 256, "ahead": True, "small": 0},
-    "square": {"width": 1024, "strip": 1024, "ahead": False, "small": 40000},
-}
+    "kernels": {
+        "width": 1024, "strip": 1024, "ahead": True, "small": 0, "kernels": True,
+    },
+    "kernels in turn": {
+        "width": 1024, "strip": 1024, "ahead": False, "small": 0, "kernels": True,
+    },
+    "kernels narrow": {
+        "width": 512, "strip": 1024, "ahead": True, "small": 0, "kernels": True,
+    },
+    "library": {
+        "width": 1024, "strip": 1024, "ahead": True, "small": 0, "kernels": False,
+    },
+    "library nested": {
+        "width": 1024, "strip": 256, "ahead": True, "small": 0, "kernels": False,
+    },
+    "square": {
+        "width": 1024, "strip": 1024, "ahead": False, "small": 40000, "kernels": False,
+    },
+}  # fmt: skip
 LARGE = {"bandwidth": 10.0, "ridge": 0.3, "n_iter": 2}
 
 
@@ -300,6 +343,7 @@ PARTS = {
     "d": iterations,
     "e": large,
     "f": factors,
+    "g": first_fits,
 }
 
 
@@ -341,7 +385,7 @@ def ratios(values: dict[str, float | None]) -> dict[str, float]:
     return {
         name: value / own
         for name, value in values.items()
-        if value and name not in ("ours", "core", "factors")
+        if value and name not in ("ours", "tensors", "core", "factors")
     }
 
 
@@ -368,9 +412,9 @@ def show(row: Row, names: tuple[str, ...], quantity: str = "seconds") -> None:
                 print(f"    {name}: {one['failed']}", flush=True)
 
 
-def peer_version() -> str | None:
+def installed(package: str) -> str | None:
     try:
-        return version("xrfm")
+        return version(package)
     except PackageNotFoundError:  # a folder on PYTHONPATH says nothing of itself
         return None
 
@@ -389,7 +433,7 @@ def main() -> None:
     parser.add_argument("--save", type=Path, help="write the JSON to this file too")
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     options = parser.parse_args()
-    usual = "d,e" if options.device == "cuda" else "a,b,c,e"
+    usual = "d,e" if options.device == "cuda" else "a,b,c,e,g"
     parts = (options.only or usual).split(",")
     if not set(parts) <= set(PARTS):
         parser.error(f"--only must be some of {','.join(PARTS)}, got {options.only}")
@@ -400,7 +444,8 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if cuda else platform.machine(),
         "threads": torch.get_num_threads(), "cores": os.cpu_count(),
         "torch": torch.__version__, "python": platform.python_version(),
-        "xrfm": peer_version(), "commit": options.commit or commit(),
+        "xrfm": installed("xrfm"), "numba": installed("numba"),
+        "commit": options.commit or commit(),
         "agree": AGREE, "records": records,
     }  # fmt: skip
     start = time.perf_counter()

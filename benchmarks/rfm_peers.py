@@ -4,6 +4,7 @@ The contestants fit the same machine: Laplace kernel, full metric, identity at t
 start, trace d after every update, the paper's Algorithm 1.
 
 ``ours``           `normalign.estimators.RFMRegressor`, with all its checks
+``tensors``        the same where numba is missing
 ``core``           `normalign.kernels.recursions` alone, tensors in and out
 ``xrfm``           the RFM of the package xrfm, its default solver (LU)
 ``xrfm cholesky``  the same with its Cholesky option
@@ -35,6 +36,9 @@ from torch import Tensor
 BANDWIDTH, RIDGE = 10.0, 1e-3
 HELD_OUT = 500
 AGOP_POINTS = 20_000
+# Seconds of idling before a turn on a small table: threads of the one before look for
+# more work for a while, and would take a core from those of the next.
+SETTLE = 0.02
 
 Predict = Callable[[Tensor], Tensor]
 Tick = Callable[[], None]
@@ -101,6 +105,21 @@ def ours() -> Fit:
     return fit
 
 
+def tensors() -> Fit:
+    from normalign.kernels import compiled
+
+    compiled_fit, available = ours(), compiled.is_available
+
+    def fit(x: Tensor, y: Tensor, n_iter: int, tick: Tick) -> Predict:
+        compiled.is_available = lambda: False
+        try:
+            return compiled_fit(x, y, n_iter, tick)
+        finally:
+            compiled.is_available = available
+
+    return fit
+
+
 def core() -> Fit:
     from normalign.kernels import Laplace, initial_metric, recursions
 
@@ -109,7 +128,7 @@ def core() -> Fit:
         for iteration in recursions(
             x, y, kernel=Laplace(bandwidth=BANDWIDTH), ridge=RIDGE, n_iter=n_iter,
             metric=initial_metric(x, identity_weight=1.0), agop_samples=AGOP_POINTS,
-            generator=seeded(0),
+            every=tick is not nothing, generator=seeded(0),
         ):  # fmt: skip
             tick()
             machine = iteration.machine
@@ -167,6 +186,7 @@ def plain() -> Fit:
 
 PEERS: dict[str, Callable[[], Fit]] = {
     "ours": ours,
+    "tensors": tensors,
     "core": core,
     "xrfm": xrfm,
     "xrfm cholesky": lambda: xrfm("cholesky"),
@@ -224,6 +244,13 @@ def factorised(kernel: Tensor, y: Tensor, n_iter: int) -> None:
         torch.cholesky_solve(y, torch.linalg.cholesky_ex(kernel)[0])
 
 
+def idle(seconds: float) -> None:
+    """Wait without falling asleep, from which a processor needs time to wake."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
+
+
 def small_job(
     *, sizes: list[int], d: int, k: int, n_iter: int, rounds: int
 ) -> list[dict[str, Any]]:
@@ -231,7 +258,7 @@ def small_job(
 
     Beside them, as ``factors``, what no direct solver does without.
     """
-    names = ("plain", "ours", "core")
+    names = ("plain", "ours", "core", "tensors")
     fits = {name: PEERS[name]() for name in names}
     rows = []
     for dtype in (torch.float64, torch.float32):
@@ -244,6 +271,7 @@ def small_job(
             for turn in range(rounds):
                 order, first = list(work), turn % len(work)
                 for name in order[first:] + order[:first]:
+                    idle(SETTLE)
                     start = time.perf_counter()
                     work[name]()
                     spent[name].append(1e3 * (time.perf_counter() - start))
@@ -258,6 +286,15 @@ def small_job(
                 },
             })  # fmt: skip
     return rows
+
+
+def first_job(*, n: int, d: int, k: int, n_iter: int, peer: str) -> dict[str, Any]:
+    """Seconds of the first fit of a process, imports not counted."""
+    fit = PEERS[peer]()
+    x, y, _ = (part.double() for part in table(n, d, k))
+    start = time.perf_counter()
+    fit(x, y, n_iter, nothing)
+    return {"seconds": time.perf_counter() - start}
 
 
 def iteration_job(
@@ -290,7 +327,7 @@ def factor_job(
     variants: dict[str, dict[str, Any]],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Milliseconds of the parts of an iteration, for each way of factorising."""
-    from normalign.kernels import Laplace, triangle
+    from normalign.kernels import Laplace, blocks, cuda, precision, triangle
 
     x, y, _ = (part.to(device) for part in table(n, d, k))
     rows: dict[str, dict[str, Any]] = {}
@@ -303,6 +340,9 @@ def factor_job(
             )
             triangle._DEVICE_AHEAD = setting["ahead"]
             triangle._DEVICE_SMALL = setting["small"]
+            blocks.kernels_for = precision.kernels_for = (
+                cuda.kernels_for if setting["kernels"] else lambda tensor: None
+            )
             times, coef = one_iteration(x, y, Laplace(bandwidth=BANDWIDTH))
             if turn:  # the first is for handles, workspaces, the allocator
                 spent[name].append(times)
@@ -402,6 +442,7 @@ def large_job(
 JOBS: dict[str, Callable[..., Any]] = {
     "fit": fit_job,
     "small": small_job,
+    "first": first_job,
     "iteration": iteration_job,
     "factor": factor_job,
     "large": large_job,

@@ -1,11 +1,15 @@
 """Diagonal blocks by halves: the factor and its inverse are LAPACK's."""
 
+import ctypes
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from normalign.kernels.blocks import Beside, factorise_and_invert_
+from normalign.kernels.cuda import kernels_for
+from normalign.kernels.cuda.driver import Arguments
 from tests.kernels.cases import DOUBLE, points
 
 
@@ -19,7 +23,7 @@ def test_halves_give_the_factor_and_the_inverse_of_the_whole(n, base, seed):
     matrix = definite(n, seed)
     # what stands above the diagonal must not matter
     block = matrix.tril() + torch.full_like(matrix, 1e3).triu(1)
-    inverse, failures = factorise_and_invert_(block, base)
+    inverse, failures, _ = factorise_and_invert_(block, base)
     assert not any(failures)
     factor = torch.linalg.cholesky(matrix)
     assert torch.allclose(block.tril(), factor)
@@ -31,8 +35,23 @@ def test_halves_give_the_factor_and_the_inverse_of_the_whole(n, base, seed):
 def test_a_block_that_is_not_definite_is_reported(place):
     matrix = torch.eye(5, dtype=DOUBLE)
     matrix[place, place] = -1
-    _, failures = factorise_and_invert_(matrix, 2)
+    failures = factorise_and_invert_(matrix, 2).failures
     assert any(failures)
+
+
+def test_a_processor_has_no_kernels_for_blocks():
+    assert kernels_for(torch.zeros(2, 2)) is None
+    assert factorise_and_invert_(torch.eye(3), 2).cut is None
+
+
+@pytest.mark.parametrize(
+    ("layout", "places"),
+    [("PPiif", [0, 8, 16, 20, 24]), ("iP", [0, 8]), ("4PPi", [0, 32, 40])],
+)
+def test_arguments_of_a_kernel_lie_where_it_looks_for_them(layout, places):
+    described = Arguments(layout)
+    first = ctypes.addressof(described.values)
+    assert [pointer - first for pointer in described.pointers] == places
 
 
 def test_without_streams_work_beside_is_work_in_turn():

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from normalign._checks import require, require_kind
+from normalign.kernels.cuda import Kernels, kernels_for
 from normalign.kernels.metric import metric_root, through_metric
 
 __all__ = [
@@ -184,6 +185,25 @@ class Laplace(Radial):
         torch.neg(root, out=values).exp_()
         torch.threshold_(root, 0.0, math.inf)
         torch.div(values, root, out=slopes)
+
+    def values_(self, left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+        """The profile of squared distances; in one pass where there is a kernel."""
+        kernels = self._kernels(out)
+        if kernels is None:
+            return super().values_(left, right, out)
+        return kernels.laplace_values_(torch.mm(left, right.T, out=out))
+
+    def slopes_(
+        self, left: Tensor, right: Tensor, out: Tensor, scratch: Tensor
+    ) -> Tensor:
+        """Slopes, zero where the distance is; in one pass where there is a kernel."""
+        kernels = self._kernels(out)
+        if kernels is None:
+            return super().slopes_(left, right, out, scratch)
+        return kernels.laplace_slopes_(torch.mm(left, right.T, out=out))
+
+    def _kernels(self, out: Tensor) -> Kernels | None:
+        return kernels_for(out) if self.exponent == 1 and out.is_contiguous() else None
 
     def _profile_(self, squared: Tensor) -> Tensor:
         if self.exponent == 1:

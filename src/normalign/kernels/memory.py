@@ -19,9 +19,15 @@ def available_bytes(device: torch.device) -> int:
     """Bytes that may be used now: most of what the machine or the device has free."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
-            device
-        )
+        # memory_reserved and memory_allocated flatten all statistics, each for itself;
+        # there are none before anything was allocated
+        told = torch.cuda.memory.memory_stats_as_nested_dict(device)
+        held = {
+            name: told[name]["all"]["current"]
+            for name in ("reserved_bytes", "allocated_bytes")
+            if name in told
+        }
+        cached = held.get("reserved_bytes", 0) - held.get("allocated_bytes", 0)
         return int(_SHARE * (free + cached))
     return int(_SHARE * _free_memory())
 

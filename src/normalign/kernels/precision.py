@@ -2,21 +2,34 @@
 
 A program may have allowed TF32 for its networks. Distances come out of cancellations
 and cannot be had from 11 bits, so every machine computes with full float32. The
-products inside a large factorisation can: each factor is cut into two TF32 numbers,
-and three of the four products of parts, summed in float32, are as accurate as the
-product itself and about twice as fast on an H200.
+products inside a large factorisation can: each factor is cut into two numbers of 11
+bits, and three of the four products of parts, summed in float32, are as accurate as the
+product itself. In TF32 that is about twice as fast on an H200, in half precision nearly
+five times; half precision has a small range, so there a bound on the numbers must be
+known.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor
 
-__all__ = ["Factor", "full_precision", "subtract_product_"]
+from normalign.kernels.cuda import HALVES, kernels_for
 
+__all__ = [
+    "Factor",
+    "full_precision",
+    "multiply_",
+    "subtract_own_products_",
+    "subtract_product_",
+]
+
+_HALF_RANGE = 15  # half precision goes up to nearly the 16th power of two
 _KEPT = -(1 << 13)  # the bits that TF32 keeps: sign, exponent, ten of the fraction
 
 
@@ -42,19 +55,38 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 
 class Factor:
-    """A matrix about to be multiplied, cut into two parts where that is faster.
+    """A matrix about to be multiplied, cut into parts where that is faster.
 
-    Rows and columns can be taken from it without cutting again.
+    Rows can be taken from it without cutting again.
+
+    Parameters
+    ----------
+    whole : Tensor of shape (n, m)
+    largest : float, optional
+        What no entry exceeds. Who knows it lets half precision be used.
+
+    Attributes
+    ----------
+    parts : tuple of Tensor
+        The matrix itself, or two TF32 numbers for each entry, or one table of all that
+        half precision needs.
+    scale : float
+        What the matrix was multiplied by to use the range of half precision.
     """
 
-    def __init__(self, whole: Tensor) -> None:
-        self.parts: tuple[Tensor, ...] = (
-            _parts(whole) if _has_tensor_cores(whole) else (whole,)
-        )
+    def __init__(self, whole: Tensor, largest: float | None = None) -> None:
+        self.scale = 1.0
+        kernels = kernels_for(whole) if largest is not None else None
+        if kernels is not None and largest is not None and _halves_serve(whole):
+            self.scale = 2.0 ** (_HALF_RANGE - math.ceil(math.log2(largest)))
+            self.parts: tuple[Tensor, ...] = (kernels.halves(whole, self.scale),)
+        else:
+            self.parts = _parts(whole) if _has_tensor_cores(whole) else (whole,)
 
     def __getitem__(self, rows: slice) -> Factor:
         chosen = Factor.__new__(Factor)
         chosen.parts = tuple(part[rows] for part in self.parts)
+        chosen.scale = self.scale
         return chosen
 
 
@@ -70,12 +102,79 @@ def _parts(x: Tensor) -> tuple[Tensor, Tensor]:
     return high, x - high
 
 
+def _halves_serve(x: Tensor) -> bool:
+    """Whether products in half precision are summed, and may be left, in float32."""
+    if x.shape[1] % 8 or x.stride() != (x.shape[1], 1):
+        return False
+    sums_in_half = torch.backends.cuda.matmul.allow_fp16_accumulation
+    return not sums_in_half and _adds_to_float32(x.get_device())
+
+
+@cache
+def _adds_to_float32(index: int) -> bool:
+    """Whether this torch adds a product in half precision to a float32 matrix."""
+    half = torch.ones(8, 8, dtype=torch.float16, device=f"cuda:{index}")
+    try:
+        total = _add_product_(half.float(), half, half, alpha=2.0)
+    except (RuntimeError, TypeError):
+        return False
+    return bool((total == 17).all())
+
+
+def _add_product_(target: Tensor, left: Tensor, right: Tensor, alpha: float) -> Tensor:
+    """``target += alpha left @ right``, both in half precision, the target in full."""
+    return torch.addmm(
+        target, left, right, out_dtype=torch.float32, alpha=alpha, out=target
+    )
+
+
 def subtract_product_(target: Tensor, rows: Factor, columns: Factor) -> Tensor:
     """``target -= rows @ columns^T``, in place."""
-    if len(rows.parts) == 1:
-        return target.addmm_(rows.parts[0], columns.parts[0].T, alpha=-1)
-    (high, low), (other_high, other_low) = rows.parts, columns.parts
-    with _float32_products("tf32"):
-        target.addmm_(high, other_high.T, alpha=-1)
-        target.addmm_(high, other_low.T, alpha=-1)
-        return target.addmm_(low, other_high.T, alpha=-1)
+    if len(rows.parts) == 2:
+        (high, low), (other_high, other_low) = rows.parts, columns.parts
+        with _float32_products("tf32"):
+            target.addmm_(high, other_high.T, alpha=-1)
+            target.addmm_(high, other_low.T, alpha=-1)
+            return target.addmm_(low, other_high.T, alpha=-1)
+    (left,), (right,) = rows.parts, columns.parts
+    if left.dtype == target.dtype:
+        return target.addmm_(left, right.T, alpha=-1)
+    used = left.shape[1] // HALVES * 3
+    scale = rows.scale * columns.scale
+    return _add_product_(target, left[:, :used], right[:, -used:].T, -1 / scale)
+
+
+def subtract_own_products_(
+    targets: list[Tensor], starts: list[int], rows: Factor
+) -> None:
+    """The same for ``rows[start:]`` and its first rows, for every target and start.
+
+    Where a device waits for the next launch, every view less is time saved.
+    """
+    if rows.parts[0].dtype != torch.float16:
+        for target, start in zip(targets, starts, strict=True):
+            below = rows[start:]
+            subtract_product_(target, below, below[: target.shape[1]])
+        return
+    (table,) = rows.parts
+    used, alpha = table.shape[1] // HALVES * 3, -1 / rows.scale**2
+    left, right = table[:, :used], table[:, -used:].T
+    for target, start in zip(targets, starts, strict=True):
+        columns = right[:, start : start + target.shape[1]]
+        _add_product_(target, left[start:], columns, alpha)
+
+
+def multiply_(rows: Tensor, matrix: Tensor, cut: Tensor | None = None) -> Tensor:
+    """``rows @= matrix``, in place, as accurate as float32.
+
+    Who has the matrix cut into TF32, as (high, low, high) below each other, hands it
+    in.
+    """
+    kernels, width = kernels_for(rows), rows.shape[1]
+    even = width % 4 == 0 and rows.is_contiguous() and _has_tensor_cores(rows)
+    if kernels is not None and cut is not None and even:
+        with _float32_products("tf32"):
+            return torch.mm(kernels.tf32(rows), cut, out=rows)
+    minus = torch.zeros_like(rows)
+    subtract_product_(minus, Factor(rows), Factor(matrix.T))
+    return rows.copy_(minus.neg_())

@@ -384,13 +384,15 @@ def lost_share(coef: Tensor, y: Tensor) -> float:
     rounding error; where coefficients are large and cancel, the errors do not. On
     tables and kernels tried in float32, outputs were off by about ten times this.
     """
-    largest = math.sqrt(coef.square().sum(0).max())
-    return torch.finfo(y.dtype).eps * largest / _size(y)
+    limits = torch.finfo(y.dtype)
+    # one question to a device, not two
+    share = coef.square().sum(0).max() / y.square().mean(0).max().clamp(min=limits.tiny)
+    return limits.eps * math.sqrt(share)
 
 
 def _size(y: Tensor) -> float:
     """The root mean square of the largest target, and never quite zero."""
-    return max(math.sqrt(y.square().mean(0).max()), torch.finfo(y.dtype).tiny)
+    return math.sqrt(max(float(y.square().mean(0).max()), torch.finfo(y.dtype).tiny))
 
 
 def _with_jitter(system: System, triangle: Triangle, y: Tensor) -> DirectSolution:

@@ -24,8 +24,9 @@ import math
 import torch
 from torch import Tensor
 
-from normalign.kernels.blocks import Beside, factorise_and_invert_
-from normalign.kernels.precision import Factor, subtract_product_
+from normalign.kernels.blocks import Beside, Inverted, factorise_and_invert_
+from normalign.kernels.cuda import kernels_for
+from normalign.kernels.precision import Factor, multiply_, subtract_own_products_
 
 __all__ = ["Triangle", "is_small", "triangle_bytes"]
 
@@ -35,10 +36,15 @@ _DEVICE_WIDTH, _DEVICE_STRIP = 1024, 1024
 # Whether a device factorises the next diagonal block beside the products: 2 to 6 %
 # sooner on an H200 from 10000 rows on, and the same below.
 _DEVICE_AHEAD = True
+# Up to that range of the diagonal half precision has all entries of a factor.
+_ORDINARY = 1e6
 # Rows up to which a matrix is small: 38 MB in float64 for a square and its slopes.
 _CPU_SMALL, _DEVICE_SMALL = 1536, 0
 # Held whole: columns of a strip, and rows up to which LAPACK alone is as fast.
 _WHOLE_STRIP, _WHOLE_ATONCE = 64, 300
+
+
+Part = tuple[int, Tensor, Tensor]
 
 
 def _widths(device: torch.device) -> tuple[int, int]:
@@ -134,7 +140,8 @@ class Triangle:
         for j, panel in enumerate(self.panels):
             if not self._factorise_panel_(panel):
                 return False
-            self._subtract_(j, Factor(panel), range(j + 1, len(self.panels)))
+            rows = Factor(panel[panel.shape[1] :])
+            self._subtract_(j, rows, range(j + 1, len(self.panels)))
         return True
 
     def _factorise_panel_(self, panel: Tensor) -> bool:
@@ -169,19 +176,23 @@ class Triangle:
         A device is asked for failures once, at the end: what follows one is NaN at
         worst, and a question after every panel would make it wait.
         """
-        last, failures = len(self.panels) - 1, []
-        for j, panel in enumerate(self.panels):
-            if j == 0:
-                failures += self._invert_(0)
+        last = len(self.panels) - 1
+        span = torch.stack(self.diagonal().aminmax())
+        with self._beside:
+            ready = self._invert_(0)
+        failures = ready.failures
+        largest = _largest(*span.tolist())
+        for j in range(last):
+            below = self.panels[j][self.panels[j].shape[1] :]
             self._beside.join()
-            width = panel.shape[1]
-            _divide_(panel[width:], self._inverses[self.edges[j]])
-            rows = Factor(panel)
-            if j < last:
-                self._subtract_(j, rows, range(j + 1, j + 2))
-                with self._beside:
-                    failures += self._invert_(j + 1)
-                self._subtract_(j, rows, range(j + 2, last + 1))
+            multiply_(below, ready.inverse.T, ready.cut)
+            rows = Factor(below, largest)
+            self._subtract_(j, rows, range(j + 1, j + 2))
+            with self._beside:
+                ready = self._invert_(j + 1)
+            failures += ready.failures
+            self._subtract_(j, rows, range(j + 2, last + 1))
+        self._beside.join()
         return not bool(torch.stack(failures).any())
 
     def _factorise_at_once_(self) -> bool:
@@ -196,51 +207,83 @@ class Triangle:
             )
         return not bool(failure)
 
-    def _invert_(self, j: int) -> list[Tensor]:
-        """Factorise a panel's diagonal block and keep its inverse; what went wrong."""
+    def _invert_(self, j: int) -> Inverted:
+        """Factorise a panel's diagonal block and keep its inverse."""
         panel = self.panels[j]
-        block = panel[: panel.shape[1]]
-        inverse, failures = factorise_and_invert_(block, self._strip)
-        self._inverses[self.edges[j]] = inverse
-        return failures
+        found = factorise_and_invert_(panel[: panel.shape[1]], self._strip)
+        self._inverses[self.edges[j]] = found.inverse
+        return found
 
     def _subtract_(self, j: int, rows: Factor, targets: range) -> None:
-        """Subtract the products of a panel from others."""
-        for i in targets:
-            below = rows[self.edges[i] - self.edges[j] :]
-            target = self.panels[i]
-            subtract_product_(target, below, below[: target.shape[1]])
+        """Subtract the products of a panel's lower rows from others."""
+        starts = [self.edges[i] - self.edges[j + 1] for i in targets]
+        subtract_own_products_([self.panels[i] for i in targets], starts, rows)
 
     def half_solve_(self, b: Tensor) -> Tensor:
         """Overwrite ``b`` by ``L^{-1} b``, for the factor ``L``."""
+        if self._keeps_inverses:
+            return b.copy_(self._half_solved(b, self._blocks()))
         for place, block, below in self._blocks():
             part = b[place : place + len(block)]
-            if self._keeps_inverses:
-                part.copy_(self._inverses[place] @ part)
-            else:
-                part.copy_(torch.linalg.solve_triangular(block, part, upper=False))
+            part.copy_(torch.linalg.solve_triangular(block, part, upper=False))
             if len(below):
                 b[place + len(block) :].addmm_(below, part, alpha=-1)
         return b
 
+    def _half_solved(self, b: Tensor, blocks: list[Part]) -> Tensor:
+        """The same by inverses, into new memory; ``b`` is used up."""
+        half = torch.empty_like(b)
+        sizes = [len(block) for _, block, _ in blocks]
+        for (place, _, below), part, solved in zip(
+            blocks, b.split(sizes), half.split(sizes), strict=True
+        ):
+            torch.mm(self._inverses[place], part, out=solved)
+            if len(below):
+                b[-len(below) :].addmm_(below, solved, alpha=-1)
+        return half
+
     def solve_(self, b: Tensor) -> Tensor:
         """Overwrite ``b`` by the solution of ``L L^T x = b``, for the factor ``L``."""
-        if len(self.panels) == 1 and not self._keeps_inverses:
+        if self._solved_by_kernel_(b):
+            return b
+        blocks = self._blocks()
+        if self._keeps_inverses:
+            half = self._half_solved(b, blocks)
+            sizes = [len(block) for _, block, _ in blocks]
+            for (place, _, below), part, solved in zip(
+                reversed(blocks),
+                reversed(half.split(sizes)),
+                reversed(b.split(sizes)),
+                strict=True,
+            ):
+                if len(below):
+                    part.addmm_(below.T, b[-len(below) :], alpha=-1)
+                torch.mm(self._inverses[place].T, part, out=solved)
+            return b
+        if len(self.panels) == 1:
             factor = self.panels[0]
             half = torch.linalg.solve_triangular(factor, b, upper=False)
             return b.copy_(torch.linalg.solve_triangular(factor.T, half, upper=True))
         self.half_solve_(b)
-        for place, block, below in reversed(self._blocks()):
+        for place, block, below in reversed(blocks):
             part = b[place : place + len(block)]
             if len(below):
                 part.addmm_(below.T, b[place + len(block) :], alpha=-1)
-            if self._keeps_inverses:
-                part.copy_(self._inverses[place].T @ part)
-            else:
-                part.copy_(torch.linalg.solve_triangular(block.T, part, upper=True))
+            part.copy_(torch.linalg.solve_triangular(block.T, part, upper=True))
         return b
 
-    def _blocks(self) -> list[tuple[int, Tensor, Tensor]]:
+    def _solved_by_kernel_(self, b: Tensor) -> bool:
+        """The same by one launch, where there is a kernel for it."""
+        kernels = None if self.whole else kernels_for(b)
+        inverses = [self._inverses.get(start) for start in self.edges[:-1]]
+        turned = [
+            one.T for one in inverses if one is not None and one.T.is_contiguous()
+        ]
+        if kernels is None or len(turned) < len(self.panels):
+            return False
+        return kernels.solve_(self.panels, turned, b) is not None
+
+    def _blocks(self) -> list[Part]:
         """Where each diagonal block begins, the block, what is below it.
 
         Those of whole panels: there one triangular solve beats several. A device that
@@ -269,8 +312,11 @@ def _factorise_strip_(block: Tensor, rows: Tensor) -> bool:
     return True
 
 
-def _divide_(rows: Tensor, inverse: Tensor) -> None:
-    """Overwrite ``rows`` by ``rows L^{-T}``, for the inverse of ``L``."""
-    if len(rows):
-        minus = torch.zeros_like(rows)
-        rows.copy_(subtract_product_(minus, Factor(rows), Factor(inverse)).neg_())
+def _largest(least: float, most: float) -> float | None:
+    """What no entry of the factor exceeds, if the diagonal's range is an ordinary one.
+
+    No entry of a factor exceeds the root of the diagonal's. With a range beyond any
+    that sample weights make in earnest, half precision might lose the small ones.
+    """
+    ordinary = 0 < least <= most < min(math.inf, _ORDINARY * least)
+    return math.sqrt(most) if ordinary else None
