@@ -16,7 +16,8 @@
 (c) Small tables in float64 and float32, in one process, by turns, medians: the
     estimator with all its checks, the same without numba, the recursion alone, and its
     Cholesky factors and solves alone by torch's LAPACK. A pause before each turn lets
-    the threads of the one before fall asleep.
+    the threads of the one before fall asleep, and the first fit of a turn is not
+    timed: it finds the caches full of another's.
 (d) One iteration (kernel, solve, metric update) on a GPU: the median of what a run of
     four (ten up to n = 10000) takes between its iterations, data and results staying
     there. The gradients are

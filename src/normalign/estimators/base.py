@@ -203,7 +203,7 @@ class KernelMachine(FittedMachine, ABC):
             agop_samples=int(self.agop_samples),
             dtype=problem.dtype,
             device=str(problem.device),
-            score=problem.score,
+            score=None if self.validation_fraction is None else problem.score,
         )
 
     def _fit_problem(self, problem: Problem) -> None:

@@ -285,6 +285,8 @@ def chosen_device(callee: str, name: Any, n: int, *, given: Any = None) -> torch
             return given
         pays = n >= _DEVICE_ROWS and torch.cuda.is_available()
         return torch.device("cuda" if pays else "cpu")
+    if isinstance(name, str) and name == "cpu":  # which is always here
+        return torch.device("cpu")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

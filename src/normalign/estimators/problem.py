@@ -202,11 +202,12 @@ class Problem:
 
     def variances(self) -> np.ndarray:
         """The variance of each column in its frame."""
-        inside = self.inside()
-        if self.weights is None:
-            return inside.var(axis=0)
-        mean = np.average(inside, axis=0, weights=self.weights)
-        return np.average((inside - mean) ** 2, axis=0, weights=self.weights)
+        inside, weights = self.inside(), self.weights
+        if weights is None:
+            apart = inside - inside.sum(axis=0) / len(inside)
+            return np.einsum("ij,ij->j", apart, apart) / len(inside)
+        mean = np.average(inside, axis=0, weights=weights)
+        return np.average((inside - mean) ** 2, axis=0, weights=weights)
 
 
 def held_out_rows(

@@ -1,5 +1,7 @@
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -123,6 +125,24 @@ def test_a_helper_sleeps_when_there_is_nothing_to_do():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert counted(2)[-1].min() == 50  # and wakes again
+
+
+ENDING = """
+import torch
+from normalign.kernels import Laplace, recursions
+torch.set_num_threads(3)
+x = torch.randn(500, 3)
+for _ in recursions(x, x[:, :1], kernel=Laplace(), ridge=1.0, metric=torch.eye(3),
+                    n_iter=1, every=False):
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_process_ends_in_peace_while_helpers_look_for_work():
+    for _ in range(5):
+        done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True)
+        assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_small_tables_are_done_alone(monkeypatch):

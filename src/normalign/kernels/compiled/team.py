@@ -20,6 +20,7 @@ passes through phases that are long over.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -135,6 +136,7 @@ class _Helper:
         self.turn = np.zeros(1, dtype=np.int64)
         self.work: Callable[[], object] | None = None
         self.awake = False
+        self.dismissed = False
         self.bell = threading.Semaphore(0)
         self.thread = threading.Thread(target=self.serve, name="normalign", daemon=True)
         self.thread.start()
@@ -151,7 +153,7 @@ class _Helper:
     def serve(self) -> None:
         """Wait, work, look out for more."""
         last = 0
-        while True:
+        while not self.dismissed:
             if not _changes(self.turn, last, _LOOKS):
                 self.awake = False
                 if self.turn[0] == last:  # none has asked in between
@@ -163,6 +165,13 @@ class _Helper:
                 work()
             del work
 
+    def dismiss(self) -> None:
+        """End the thread, which must not outlive the interpreter."""
+        self.dismissed = True
+        self.turn[0] += 1
+        self.bell.release()
+        self.thread.join(timeout=10)
+
 
 def _other_cores() -> set[int]:
     """Where the caller may run, and does not now."""
@@ -172,6 +181,13 @@ def _other_cores() -> set[int]:
 
 
 _helpers: list[_Helper] = []
+
+
+@atexit.register
+def _dismiss_all() -> None:
+    while _helpers:
+        _helpers.pop().dismiss()
+
 
 if hasattr(os, "register_at_fork"):
     # A process that was forked has none of the threads.
