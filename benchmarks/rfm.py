@@ -3,7 +3,7 @@
     python benchmarks/rfm.py               (a), (b), (c), (e), (g): half an hour
     python benchmarks/rfm.py --only a,c --rounds 1
     python benchmarks/rfm.py --device cuda      (d), and (e) directly on the GPU
-    python benchmarks/rfm.py --only e --against results/benchmarks/rfm-h200.json
+    python benchmarks/rfm.py --only e --against results/benchmarks/rfm-large-h200.json
     python benchmarks/rfm.py --device cuda --only f   ways of factorising, compared
     python benchmarks/rfm.py --quick            little of each: does it run?
 
