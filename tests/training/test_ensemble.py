@@ -132,13 +132,15 @@ def test_the_seed_decides_the_order_of_samples_and_the_probes():
     networks = [chains(1)[0]] * 4
     these = [Member(seed, SGD(0.1)) for seed in (3, 3, 4)]
     these.append(Member(3, SGD(0.1), weight=1e-300))
+    # the same but for the last bit, which some processors round by where a row stands
+    same = 1e-15
     runs = ensemble(networks, task(), these, batch_size=7).train()
-    assert distance(runs[0], runs[1]) == 0
+    assert distance(runs[0], runs[1]) < same
     assert distance(runs[0], runs[2]) > 1e-4
     assert distance(runs[0], runs[3]) < 1e-12  # the probes are not the shuffling's
     these = [Member(seed, SGD(0.1), weight=0.1) for seed in (3, 3, 4)]
     runs = ensemble(networks[:3], task(), these).train()
-    assert distance(runs[0], runs[1]) == 0
+    assert distance(runs[0], runs[1]) < same
     assert distance(runs[0], runs[2]) > 1e-4
 
 

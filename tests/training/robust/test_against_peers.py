@@ -107,8 +107,9 @@ def share_apart(ours: Tensor, theirs: Tensor) -> float:
 
 
 # A slope that is zero but for rounding has either sign, and moves its pixel the other
-# way: a few in ten thousand may, with every step a chance.
-FLIPPED = 1e-3
+# way: a few in ten thousand may, with every step a chance, and on some processors
+# one in a thousand.
+FLIPPED = 3e-3
 
 
 @pytest.mark.full

@@ -53,16 +53,9 @@ def factorise(
                 pack(square, rows, 0, top, (top, top + size), room)
                 ready = True
             subtract_strip(
-                square,
-                rows,
-                square,
-                rows,
-                0,
-                top,
-                (top, top + size),
-                first + item,
+                square, rows, square, rows, 0, top, (top, top + size), first + item,
                 room,
-            )
+            )  # fmt: skip
             item = next_item(flags, phase, members, item)
         if not wait(flags, phase, members, items):
             return False

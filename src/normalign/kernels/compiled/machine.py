@@ -230,7 +230,7 @@ def learn(
         The factor s.
     table : strips of n rows, k (d + 1) columns
     sums : strips of ``rows`` rows, as many columns
-    gradients : strips of n k rows, d columns; those behind are zero
+    gradients : strips of n k rows, d columns
     total : strips of d rows and more, d columns
         Minus S.
     half, whole : as total

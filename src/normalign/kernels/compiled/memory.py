@@ -51,7 +51,7 @@ class Memory:
     """
 
     def __init__(self, points: Tensor, k: int, members: int) -> None:
-        self._source, table = points, points.numpy()
+        self._source, table = points, points.detach().numpy()
         (n, d), dtype = table.shape, table.dtype
         self.width = columns(dtype.itemsize)
         self.members = members
@@ -77,9 +77,11 @@ class Memory:
         self._shape, self._dtype = (n, d, k), dtype
         self._sums: tuple[np.ndarray, ...] | None = None
 
-    def __del__(self) -> None:
-        if self._buffer.nbytes <= _KEPT:
-            _spare.append(self._buffer)
+    def __del__(self, spare: deque[np.ndarray] = _spare, most: int = _KEPT) -> None:
+        # names of the module may be gone by then
+        buffer = getattr(self, "_buffer", None)
+        if buffer is not None and buffer.nbytes <= most:
+            spare.append(buffer)
 
     def holds(self, points: Tensor, k: int) -> bool:
         """Whether this is the memory of these points and as many outputs."""
@@ -92,11 +94,9 @@ class Memory:
             (n, d, k), dtype = self._shape, self._dtype
             wide, narrow = (_whole(count, self.width) for count in (k * (d + 1), d))
             self._sums = (
-                np.zeros(n * wide, dtype),
+                np.empty(n * wide, dtype),
                 np.empty(self.rows * wide, dtype),
-                np.zeros(
-                    n * k * narrow, dtype
-                ),  # what is behind the columns stays zero
+                np.empty(n * k * narrow, dtype),
                 *(np.empty(_whole(d, HEIGHT) * narrow, dtype) for _ in range(3)),
             )
         return self._sums

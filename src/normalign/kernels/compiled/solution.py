@@ -31,6 +31,10 @@ def profile_of(kernel: Kernel) -> int | None:
     return GAUSSIAN if isinstance(kernel, Gaussian) else None
 
 
+def _array(tensor: Tensor) -> np.ndarray:
+    return np.ascontiguousarray(tensor.detach().numpy())
+
+
 class Problem:
     """A system and its targets, as compiled code takes them.
 
@@ -57,11 +61,11 @@ class Problem:
         self.dtype = self.memory.points.dtype
         self.kernel, self.profile = kernel, profile_of(kernel)
         self.full = metric is not None and metric.ndim == 2
-        through = np.ones(self.d, self.dtype) if metric is None else metric.numpy()
-        self.metric = np.ascontiguousarray(through).reshape(-1)
+        through = np.ones(self.d, self.dtype) if metric is None else _array(metric)
+        self.metric = through.reshape(-1)
         self.scale = 1 / kernel.bandwidth**2
         self.noise = np.finfo(self.dtype).eps * (4 + math.sqrt(self.d))
-        self.ridges, self.targets = ridges.numpy(), np.ascontiguousarray(y.numpy())
+        self.ridges, self.targets = _array(ridges), _array(y)
 
     def number(self, value: float) -> Any:
         """A number in the precision of the points."""
@@ -75,7 +79,7 @@ class Problem:
         """Roots of how often rows count."""
         if weights is None:
             return np.ones(len(self.ridges), self.dtype)
-        return weights.sqrt().numpy()
+        return _array(weights.sqrt())
 
     def table(self, flat: np.ndarray) -> Tensor:
         """A metric as it is stored elsewhere."""

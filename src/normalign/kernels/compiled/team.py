@@ -25,6 +25,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -143,8 +144,9 @@ class _Helper:
 
     def ask(self, work: Callable[[], object], cores: set[int]) -> None:
         """Have something done, or not, if the thread comes too late."""
-        if cores:
-            os.sched_setaffinity(self.thread.native_id or 0, cores)
+        if cores and self.thread.native_id is not None:
+            with suppress(OSError):  # not everywhere is that allowed
+                os.sched_setaffinity(self.thread.native_id, cores)
         self.work = work
         self.turn[0] += 1
         if not self.awake:
