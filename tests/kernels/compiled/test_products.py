@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from normalign.kernels.compiled.products import (
     BLOCK,
     DEPTH,
-    pack,
-    pack_symmetric,
+    multiply,
+    multiply_strip,
+    multiply_symmetric,
     subtract_strip,
 )
 from normalign.kernels.compiled.tile import HEIGHT, columns
@@ -18,10 +19,6 @@ DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 def whole(count, unit):
     return -(-count // unit) * unit
-
-
-def room(depth, dtype):
-    return np.full(BLOCK * depth + HEIGHT * HEIGHT, np.nan, dtype)
 
 
 def near(found, wanted, depth):
@@ -40,39 +37,79 @@ def test_sizes_fit_into_each_other():
 @DTYPES
 @given(
     m=st.integers(1, 70), n=st.integers(1, 70), depth=st.integers(1, 2 * DEPTH + 9),
-    start=st.integers(0, 5), seed=st.integers(0, 10**6),
+    seed=st.integers(0, 10**6),
 )  # fmt: skip
-def test_a_product_is_that_of_matrices(dtype, m, n, depth, start, seed):
+def test_a_product_is_that_of_matrices(dtype, m, n, depth, seed):
     random = np.random.default_rng(seed)
-    a, b = (random.uniform(-1, 1, (start + depth, q)).astype(dtype) for q in (m, n))
-    c = random.uniform(-1, 1, (m, n)).astype(dtype)
-    rows, target = whole(m, HEIGHT), None
-    target = in_strips(c, rows)
-    place, left, right = room(depth, dtype), in_strips(a), in_strips(b)
+    a, b = (random.uniform(-1, 1, (depth, q)).astype(dtype) for q in (m, n))
+    rows, w = whole(m, HEIGHT), columns(np.dtype(dtype).itemsize)
+    wanted = a.T.astype(float) @ b.astype(float)
+
+    target = in_strips(np.full((m, n), np.nan, dtype), rows)
     for top in range(0, m, BLOCK):
-        block = (top, min(top + BLOCK, m))
-        pack(left, start + depth, start, depth, block, place)
-        for strip in range(whole(n, columns(c.itemsize)) // columns(c.itemsize)):
-            subtract_strip(
-                target, rows, right, start + depth, start, depth, block, strip, place
+        for strip in range(whole(n, w) // w):
+            block = (top, min(top + BLOCK, m))
+            multiply_strip(
+                in_strips(a), in_strips(b), depth, target, rows, depth, block, strip
             )
-    wanted = c - a[start:].T.astype(float) @ b[start:].astype(float)
     near(from_strips(target, rows, (m, n)), wanted, depth)
+
+    wide = (whole(m, w), whole(n, w))
+    left, right = (padded(t, (depth, q)) for t, q in zip((a, b), wide, strict=True))
+    target = np.full((rows, wide[1]), np.nan, dtype)
+    for start in range(0, n, w):
+        multiply(
+            left.reshape(-1), wide[0], right.reshape(-1), start, wide[1],
+            target.reshape(-1), start, wide[1], depth, (0, m),
+        )  # fmt: skip
+    near(target[:m, :n], wanted, depth)
+
+
+def padded(table, shape):
+    out = np.zeros(shape, table.dtype)
+    out[: table.shape[0], : table.shape[1]] = table
+    return out
 
 
 @DTYPES
-@given(n=st.integers(1, 130), k=st.integers(1, 20), seed=st.integers(0, 10**6))
+@given(
+    top=st.integers(0, 2 * DEPTH // BLOCK + 2), size=st.integers(1, BLOCK),
+    n=st.integers(1, 40), seed=st.integers(0, 10**6),
+)  # fmt: skip
+def test_rows_are_brought_up_to_date_by_those_above(dtype, top, size, n, seed):
+    random = np.random.default_rng(seed)
+    top *= BLOCK
+    table = random.uniform(-1, 1, (top + size, top + size + n)).astype(dtype)
+    rows, w = whole(top + size, HEIGHT), columns(np.dtype(dtype).itemsize)
+    square, block = in_strips(table, rows), (top, top + size)
+    for strip in range(top // w, whole(table.shape[1], w) // w):
+        subtract_strip(square, rows, top, block, strip)
+    exact = table.astype(float)
+    wanted = exact[top:, top:] - exact[:top, top : top + size].T @ exact[:top, top:]
+    found = from_strips(square, rows, table.shape)
+    near(found[top:, top:], wanted, top + 1)
+    np.testing.assert_array_equal(found[:top], table[:top])
+
+
+@DTYPES
+@given(
+    n=st.integers(1, 2 * DEPTH + 70), k=st.integers(1, 40), seed=st.integers(0, 10**6)
+)
 def test_a_symmetric_table_needs_its_upper_half_only(dtype, n, k, seed):
     random = np.random.default_rng(seed)
     full = random.uniform(-1, 1, (n, n)).astype(dtype)
     full = np.triu(full) + np.triu(full, 1).T
-    upper = np.where(np.tri(n, k=-1, dtype=bool), np.nan, full).astype(dtype)
+    i, j = np.indices((n, n))
+    held = np.where(j // BLOCK < i // BLOCK, np.nan, full).astype(dtype)
     b, rows = random.uniform(-1, 1, (n, k)).astype(dtype), whole(n, HEIGHT)
-    held, right, place = in_strips(upper, rows), in_strips(b), room(n, dtype)
-    target = in_strips(np.zeros((n, k), dtype), rows)
+    w = columns(b.itemsize)
+    step = whole(k, w) + 3
+    slopes, right = in_strips(held, rows), padded(b, (n, step)).reshape(-1)
+    target = np.full((rows, step), np.nan, dtype)
     for top in range(0, n, BLOCK):
-        block = (top, min(top + BLOCK, n))
-        pack_symmetric(held, rows, n, block, place)
-        for strip in range(len(target) // (rows * columns(b.itemsize))):
-            subtract_strip(target, rows, right, n, 0, n, block, strip, place)
-    near(from_strips(target, rows, (n, k)), -full.astype(float) @ b, n)
+        for strip in range(whole(k, w) // w):
+            block = (top, min(top + BLOCK, n))
+            multiply_symmetric(
+                slopes, rows, n, right, target.reshape(-1), step, block, strip
+            )
+    near(target[:n, :k], full.astype(float) @ b, n)

@@ -42,7 +42,7 @@ def never(members, flags):
 def counted(members, phases=50, items=7):
     done = np.zeros((phases + 1, items))
     fine = together(
-        lambda member, some, flags: count(done, phases, items, some, flags),
+        lambda some, flags: count(done, phases, items, some, flags),
         members,
         phases,
     )
@@ -64,8 +64,10 @@ def test_a_caller_gets_through_alone_if_nobody_comes(monkeypatch):
 def test_a_member_that_comes_late_changes_nothing():
     late, done = [], np.zeros((4, 5))
 
-    def work(member, members, flags):
-        if member:
+    caller = threading.get_ident()
+
+    def work(members, flags):
+        if threading.get_ident() != caller:
             late.append(lambda: count(done, 3, 5, members, flags))
             return None
         return count(done, 3, 5, members, flags)

@@ -6,9 +6,10 @@ calls of compiled code, which fills the kernel, factorises, and sums the gradien
 nearly the speed at which the processor multiplies; :mod:`normalign.kernels` does
 without it, more slowly, where numba is missing or a kernel is not one of those here.
 
-From the inside out: ``tile`` (one product in registers), ``products`` (tables),
-``profiles`` (kernel values), ``team`` (threads), ``factor`` (Cholesky), ``machine`` (an
-iteration), ``memory`` and ``solution`` (arrays and tensors around it).
+From the inside out: ``tile`` (one product in registers), ``vectors`` (plain passes),
+``products`` (tables), ``profiles`` (kernel values), ``team`` (threads), ``factor``
+(Cholesky), ``machine`` (an iteration), ``memory`` and ``solution`` (arrays and tensors
+around it).
 """
 
 from __future__ import annotations

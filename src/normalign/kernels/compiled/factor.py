@@ -11,21 +11,24 @@ of a team take its strips as they come.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
 from normalign.kernels.compiled.compiling import compiled
-from normalign.kernels.compiled.products import BLOCK, pack, subtract_strip
+from normalign.kernels.compiled.products import BLOCK, subtract_strip
 from normalign.kernels.compiled.team import first_item, give_up, next_item, wait
 from normalign.kernels.compiled.tile import (
     HEIGHT,
     divide_tile,
-    dot_strip,
+    factorise_tile,
+    lanes,
+    solve_narrow,
+    subtract_narrow,
     subtract_tile,
     width,
 )
+from normalign.kernels.compiled.vectors import clear, copy
 
 __all__ = ["back_substitute", "factorise", "phases"]
 
@@ -33,7 +36,7 @@ __all__ = ["back_substitute", "factorise", "phases"]
 @compiled
 def factorise(
     square: Any, rows: int, strips: int, n: int, aside: Any,
-    phase: int, members: int, flags: Any, room: Any,
+    phase: int, members: int, flags: Any,
 ) -> bool:  # fmt: skip
     """Overwrite the upper half by its factor; False if the matrix is not definite.
 
@@ -42,20 +45,13 @@ def factorise(
     """
     w = width(square)
     block = np.empty(BLOCK * BLOCK, square.dtype)
-    packed = np.empty(BLOCK * BLOCK, square.dtype)
     triangles = np.empty(BLOCK * HEIGHT, square.dtype)
     for top in range(0, n, BLOCK):
         size, first = min(BLOCK, n - top), top // w
-        items, ready = strips - first if top else 0, False
+        items = strips - first if top else 0
         item = first_item(flags, phase, members)
         while item < items:
-            if not ready:
-                pack(square, rows, 0, top, (top, top + size), room)
-                ready = True
-            subtract_strip(
-                square, rows, square, rows, 0, top, (top, top + size), first + item,
-                room,
-            )  # fmt: skip
+            subtract_strip(square, rows, top, (top, top + size), first + item)
             item = next_item(flags, phase, members, item)
         if not wait(flags, phase, members, items):
             return False
@@ -68,16 +64,16 @@ def factorise(
         item = first_item(flags, phase, members)
         while item < items:
             if not ready:
-                _copy_block(square, rows, top, size, block, False)
-                if not _factorise_block(block, size, packed, triangles):
+                _copy_block(square, rows, top, size, block, 0, False)
+                if not _factorise_block(block, size, triangles):
                     give_up(flags)
                     return False
                 ready = True
             if item == 0:
-                _copy_run(block, aside, 0, top * BLOCK)
+                copy(block, aside, 0, top * BLOCK, BLOCK * BLOCK)
             else:
                 _divide_strip(
-                    square, rows, behind + item - 1, top, size, packed, triangles
+                    square, rows, behind + item - 1, top, size, block, triangles
                 )
             item = next_item(flags, phase, members, item)
         if not wait(flags, phase, members, items):
@@ -87,8 +83,8 @@ def factorise(
     item = first_item(flags, phase, members)
     while item < 1:
         for top in range(0, n, BLOCK):
-            _copy_run(aside, block, top * BLOCK, 0)
-            _copy_block(square, rows, top, min(BLOCK, n - top), block, True)
+            size = min(BLOCK, n - top)
+            _copy_block(square, rows, top, size, aside, top * BLOCK, True)
         item = next_item(flags, phase, members, item)
     return wait(flags, phase, members, 1)
 
@@ -100,121 +96,104 @@ def phases(n: int) -> int:
 
 
 @compiled
-def _divide_strip(
-    square: Any, rows: int, strip: int, top: int, size: int, packed: Any, triangles: Any
-) -> None:
-    """Divide the rows of a block in one strip by the block's factor."""
-    w = width(square)
-    above = (strip * rows + top) * w
-    for i in range(0, size, HEIGHT):
-        divide_tile(
-            packed, square, square, i * BLOCK, above, above + i * w, w, w, i,
-            triangles, i * HEIGHT,
-        )  # fmt: skip
-
-
-@compiled
-def _copy_run(source: Any, target: Any, at_source: int, at_target: int) -> None:
-    """As many numbers as a block has."""
-    for p in range(BLOCK * BLOCK):
-        target[at_target + p] = source[at_source + p]
-
-
-@compiled
 def _copy_block(
-    square: Any, rows: int, top: int, size: int, block: Any, back: bool
+    square: Any, rows: int, top: int, size: int, block: Any, at_block: int, back: bool
 ) -> None:
-    """A diagonal block, row by row, to a place of its own or back."""
+    """A diagonal block, strip by strip, to a place of its own or back."""
     w = width(square)
     for s in range(min(BLOCK // w, len(square) // (rows * w) - top // w)):
-        place = ((top // w + s) * rows + top) * w
-        for i in range(size):
-            for q in range(w):
-                here, there = place + i * w + q, i * BLOCK + s * w + q
-                if back:
-                    square[here] = block[there]
-                else:
-                    block[there] = square[here]
+        here, there = ((top // w + s) * rows + top) * w, at_block + s * BLOCK * w
+        if back:
+            copy(block, square, there, here, size * w)
+        else:
+            copy(square, block, here, there, size * w)
 
 
 @compiled
-def _factorise_block(block: Any, size: int, packed: Any, triangles: Any) -> bool:
-    """The factor of a diagonal block, and what divides other columns by it.
+def _factorise_block(block: Any, size: int, triangles: Any) -> bool:
+    """The factor of a diagonal block, in strips, in place.
 
-    ``packed`` has, for every few rows, the columns above them; ``triangles`` their
-    own triangles, with inverses on the diagonal.
+    ``triangles`` has what stands on the diagonal of every few rows, with inverses. The
+    rows behind the last, up to a whole tile, are overwritten by anything.
     """
     w = width(block)
     for top in range(0, size, HEIGHT):
-        at_packed, at_triangle = top * BLOCK, top * HEIGHT
-        for p in range(top):
-            for r in range(HEIGHT):
-                packed[at_packed + p * HEIGHT + r] = block[p * BLOCK + top + r]
-        first, height = top // w * w, min(HEIGHT, size - top)
-        place = top * BLOCK + first
-        subtract_tile(packed, block, block, at_packed, first, place, BLOCK, BLOCK, top)
-        if not _triangle(block, top, height, triangles):
+        first = top // w
+        at_b, at_triangle = first * BLOCK * w, top * HEIGHT
+        at_a, at_c = at_b + top % w, at_b + top * w
+        subtract_tile(block, block, block, at_a, at_b, at_c, w, w, w, 0, top)
+        if not factorise_tile(
+            block, triangles, at_c + top % w, at_triangle, w, size - top
+        ):
             return False
         divide_tile(
-            packed, block, block, 0, 0, place, BLOCK, BLOCK, 0, triangles, at_triangle
-        )
-        for j in range(first + w, BLOCK, w):
+            block, block, block, at_a, at_b, at_c, w, w, w, 0, 0,
+            triangles, at_triangle,
+        )  # fmt: skip
+        for s in range(first + 1, BLOCK // w):
+            at_b = s * BLOCK * w
             divide_tile(
-                packed, block, block, at_packed, j, top * BLOCK + j, BLOCK, BLOCK,
-                top, triangles, at_triangle,
+                block, block, block, at_a, at_b, at_b + top * w, w, w, w, 0, top,
+                triangles, at_triangle,
             )  # fmt: skip
     return True
 
 
 @compiled
-def _triangle(block: Any, top: int, size: int, triangles: Any) -> bool:
-    """The factor of a few rows and columns, number by number."""
-    place, one = top * HEIGHT, block.dtype.type(1)
-    for i in range(HEIGHT):
-        for j in range(i, HEIGHT):
-            entry = block[(top + i) * BLOCK + top + j]
-            triangles[place + i * HEIGHT + j] = entry
-    for i in range(size):
-        row = place + i * HEIGHT
-        pivot = triangles[row + i]
-        if not pivot > 0:
-            return False
-        inverse = one / math.sqrt(pivot)
-        triangles[row + i] = inverse
-        for j in range(i + 1, HEIGHT):
-            triangles[row + j] *= inverse
-        for p in range(i + 1, HEIGHT):
-            factor = triangles[row + p]
-            for j in range(p, HEIGHT):
-                triangles[place + p * HEIGHT + j] -= factor * triangles[row + j]
-    return True
+def _divide_strip(
+    square: Any, rows: int, strip: int, top: int, size: int, block: Any, triangles: Any
+) -> None:
+    """Divide the rows of a block in one strip by the block's factor."""
+    w = width(square)
+    at_b = (strip * rows + top) * w
+    for i in range(0, size, HEIGHT):
+        at_a = i // w * BLOCK * w + i % w
+        divide_tile(
+            block, square, square, at_a, at_b, at_b + i * w, w, w, w, 0, i,
+            triangles, i * HEIGHT,
+        )  # fmt: skip
 
 
 @compiled
 def back_substitute(
-    square: Any, rows: int, n: int, out: Any, first: int, end: int
+    square: Any, rows: int, n: int, k: int, answers: Any, group: int
 ) -> None:
     """Solve ``U a = b`` for some of the columns ``b`` behind the matrix.
 
-    Strip by strip from the last one: its own unknowns, then what they are worth to all
-    rows above.
+    For as many as a vector has numbers: all answers of a row are one vector. A few
+    rows at a time from the last one on, each less what the rows below are worth to it.
     """
-    w = width(square)
-    for c in range(first, end):
-        place = (n + c) // w * rows * w + (n + c) % w
+    w, count = width(square), lanes(square)
+    start = group * rows * count
+    clear(answers, start, rows * count)
+    for q in range(min(count, k - group * count)):
+        column = n + group * count + q
+        place = column // w * rows * w + column % w
         for i in range(n):
-            out[c, i] = square[place + i * w]
-    known = np.zeros(w, square.dtype)
-    for s in range((n - 1) // w, -1, -1):
-        top, stop = s * w, min(s * w + w, n)
-        strip = s * rows * w
-        for c in range(first, end):
-            for q in range(w):
-                known[q] = square.dtype.type(0)
-            for i in range(stop - 1, top - 1, -1):
-                row = strip + i * w
-                entry = out[c, i] - dot_strip(square, known, row, 0)
-                known[i - top] = entry / square[row + i - top]
-                out[c, i] = known[i - top]
-            for i in range(top):
-                out[c, i] -= dot_strip(square, known, strip + i * w, 0)
+            answers[start + i * count + q] = square[place + i * w]
+    whole = n // HEIGHT * HEIGHT
+    for i in range(n - 1, whole - 1, -1):
+        _solve_row(square, rows, n, answers, start, i)
+    for top in range(whole - HEIGHT, -1, -HEIGHT):
+        at = start + top * count
+        subtract_narrow(
+            square, answers, answers, top * w, start, at, rows * w, count, count,
+            top + HEIGHT, n,
+        )  # fmt: skip
+        place = (top // w * rows + top) * w + top % w
+        solve_narrow(square, answers, place, at, w, count)
+
+
+@compiled
+def _solve_row(
+    square: Any, rows: int, n: int, answers: Any, start: int, i: int
+) -> None:
+    """One row of a triangle that is no whole tile, number by number."""
+    w, count = width(square), lanes(square)
+    pivot = square[(i // w * rows + i) * w + i % w]
+    for q in range(count):
+        entry = answers[start + i * count + q]
+        for j in range(i + 1, n):
+            factor = square[(j // w * rows + i) * w + j % w]
+            entry -= factor * answers[start + j * count + q]
+        answers[start + i * count + q] = entry / pivot

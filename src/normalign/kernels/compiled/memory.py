@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from normalign.kernels.compiled.products import BLOCK
-from normalign.kernels.compiled.tile import HEIGHT, columns
+from normalign.kernels.compiled.tile import HEIGHT, columns, vector_lanes
 
 __all__ = ["Memory", "square_bytes"]
 
@@ -53,27 +53,23 @@ class Memory:
     def __init__(self, points: Tensor, k: int, members: int) -> None:
         self._source, table = points, points.detach().numpy()
         (n, d), dtype = table.shape, table.dtype
-        self.width = columns(dtype.itemsize)
+        self.width, lanes = columns(dtype.itemsize), vector_lanes(dtype.itemsize)
         self.members = members
         self.rows = _whole(n, HEIGHT)
         self.strips = _whole(n + k, self.width) // self.width
+        self.groups, self.lanes = _whole(k, lanes) // lanes, lanes
         span = self.strips * self.width
 
-        self.points = self.in_strips(table.T, span)
-        # A one behind every point: outer products with both are made in one go.
-        self.rows_x = np.ones((n, d + 1), dtype)
-        self.rows_x[:, :d] = table
-        self.metric = np.empty(d * _whole(d, self.width), dtype)
-        # One block of rows more than whole tiles: two rows stand behind the points.
-        sides = _whole(d, HEIGHT) + max(HEIGHT, 2)
-        self.left, self.right = (np.empty(sides * span, dtype) for _ in range(2))
+        # Both sides of the kernel's products have as many rows: two behind the points,
+        # up to whole tiles.
+        height = max(_whole(d, HEIGHT), d + 2)
+        turned = np.zeros((height, span), dtype)
+        turned[:d, :n], turned[d] = table.T, 1
+        self.points = self.in_strips(turned)
+        self.images = np.empty(height * span, dtype)
         self._buffer = _taken(2 * self.rows * span, dtype)
         self.square, self.slopes = self._buffer[: 2 * self.rows * span].reshape(2, -1)
         self.aside = np.empty(_whole(n, BLOCK) * BLOCK, dtype)
-        deepest = max(n, d + 2)
-        # Turned squares may reach over the end by as much as they are wide.
-        room = BLOCK * deepest + HEIGHT * HEIGHT
-        self.rooms = np.empty((members, room), dtype)
         self._shape, self._dtype = (n, d, k), dtype
         self._sums: tuple[np.ndarray, ...] | None = None
 
@@ -89,27 +85,49 @@ class Memory:
 
     @property
     def sums(self) -> tuple[np.ndarray, ...]:
-        """What gradients are made of: table, sums, gradients, three squares."""
+        """What gradients are made of: points, table, sums, gradients, three squares."""
         if self._sums is None:
             (n, d, k), dtype = self._shape, self._dtype
-            wide, narrow = (_whole(count, self.width) for count in (k * (d + 1), d))
+            # A one behind every point: outer products with both are made in one go.
+            rows_x = np.zeros((n, _whole(d + 1, self.lanes)), dtype)
+            rows_x[:, :d], rows_x[:, d] = self._source.detach().numpy(), 1
+            # Whole vectors are written, the last of them over the end of a row.
+            step = _whole(k * (d + 1), self.width) + self.lanes
+            wide = _whole(d, self.width)
             self._sums = (
-                np.empty(n * wide, dtype),
-                np.empty(self.rows * wide, dtype),
-                np.empty(n * k * narrow, dtype),
-                *(np.empty(_whole(d, HEIGHT) * narrow, dtype) for _ in range(3)),
+                rows_x.reshape(-1),
+                np.zeros(self.rows * step, dtype),
+                np.empty(self.rows * step, dtype),
+                np.zeros(n * k * wide, dtype),
+                *(np.empty(_whole(d, HEIGHT) * wide, dtype) for _ in range(3)),
             )
         return self._sums
 
-    def in_strips(self, table: np.ndarray, span: int) -> np.ndarray:
-        """A table in strips, with zeros behind its columns."""
-        rows, count = table.shape
-        padded = np.zeros((rows, span), table.dtype)
-        padded[:, :count] = table
-        strips = padded.reshape(rows, -1, self.width).swapaxes(0, 1)
+    def in_strips(self, table: np.ndarray) -> np.ndarray:
+        """A table of whole strips, strip after strip."""
+        strips = table.reshape(len(table), -1, self.width).swapaxes(0, 1)
         return np.ascontiguousarray(strips).reshape(-1)
 
     def from_strips(self, flat: np.ndarray, rows: int, count: int) -> np.ndarray:
         """The table that lies in strips; some of its rows and columns."""
         strips = flat.reshape(self.strips, -1, self.width)[:, :rows]
         return strips.swapaxes(0, 1).reshape(rows, -1)[:, :count]
+
+    def metric(self, metric: np.ndarray) -> np.ndarray:
+        """A metric as compiled code takes it: flat, rows in whole strips; a copy."""
+        if metric.ndim == 1:
+            return metric.copy()
+        d = len(metric)
+        padded = np.zeros((d, _whole(d, self.width)), metric.dtype)
+        padded[:, :d] = metric
+        return padded.reshape(-1)
+
+    def answers(self) -> np.ndarray:
+        """Room for the coefficients of all outputs."""
+        return np.empty(self.groups * self.rows * self.lanes, self._dtype)
+
+    def coef(self, answers: np.ndarray) -> np.ndarray:
+        """The coefficients that stand there, of shape (n, k)."""
+        n, _, k = self._shape
+        groups = answers.reshape(self.groups, self.rows, self.lanes)[:, :n]
+        return np.ascontiguousarray(groups.swapaxes(0, 1).reshape(n, -1)[:, :k])

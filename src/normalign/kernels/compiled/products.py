@@ -1,10 +1,11 @@
-r"""Products of tables whose rows are summed over: ``C -= A^T B``, tile by tile.
+r"""Products of tables whose rows are summed over: ``C = A^T B``, tile by tile.
 
-Every table lies in strips (see :mod:`~normalign.kernels.compiled.tile`): entry
+The large tables lie in strips (see :mod:`~normalign.kernels.compiled.tile`): entry
 ``(i, j)`` of a table of ``m`` rows is at ``(j // w) m w + i w + j % w``, where ``w`` is
-the width of a strip. Two sizes keep what is used again and again near the processor:
-``BLOCK`` columns of ``A``, packed, fit the second cache, and ``DEPTH`` rows of a strip
-of ``B`` the first.
+the width of a strip. Small ones lie row by row, as usual, some way apart.
+
+``BLOCK`` columns of ``A`` are used again and again for a strip of ``B``, of which
+``DEPTH`` rows at a time stay near the processor.
 """
 
 from __future__ import annotations
@@ -14,67 +15,102 @@ from typing import Any
 from normalign.kernels.compiled.compiling import compiled
 from normalign.kernels.compiled.tile import (
     HEIGHT,
-    copy_head,
-    copy_turned,
+    add_tile,
+    add_turned,
+    set_tile,
     subtract_tile,
     width,
 )
 
-__all__ = ["BLOCK", "pack", "pack_symmetric", "subtract_strip"]
+__all__ = [
+    "BLOCK",
+    "multiply",
+    "multiply_strip",
+    "multiply_symmetric",
+    "subtract_strip",
+]
 
 BLOCK = 32  # a multiple of the width of every strip
 DEPTH = 256
 
 
 @compiled
-def pack(
-    a: Any, rows_a: int, start: int, depth: int, rows: tuple[int, int], room: Any
-) -> None:
-    """Pack columns of ``A``, some rows of them, for a block of BLOCK rows of ``C``.
+def multiply(
+    a: Any, step_a: int, b: Any, at_b: int, step_b: int, c: Any, at_c: int, step_c: int,
+    depth: int, rows: tuple[int, int],
+) -> None:  # fmt: skip
+    """Some rows of a strip's width of ``C``, from an ``A`` that lies row by row.
 
-    ``room`` has BLOCK entries for each of the ``depth`` rows. Strips are padded, so
-    there are columns enough.
+    Rows of ``C`` are made ``HEIGHT`` at a time: there must be room behind the last.
     """
-    w = width(a)
-    for i in range(rows[0], rows[1], HEIGHT):
-        source = (i // w * rows_a + start) * w + i % w
-        place = (i - rows[0]) * depth
-        for p in range(depth):
-            copy_head(a, room, source + p * w, place + p * HEIGHT)
+    for begin in range(0, depth, DEPTH):
+        end = min(begin + DEPTH, depth)
+        for i in range(rows[0], rows[1], HEIGHT):
+            at = at_c + i * step_c
+            if begin:
+                add_tile(a, b, c, i, at_b, at, step_a, step_b, step_c, begin, end)
+            else:
+                set_tile(a, b, c, i, at_b, at, step_a, step_b, step_c, begin, end)
 
 
 @compiled
-def pack_symmetric(
-    a: Any, rows_a: int, depth: int, rows: tuple[int, int], room: Any
-) -> None:
-    """The same for a symmetric ``A``, all of it, whose upper half is there."""
-    w = width(a)
-    for i in range(rows[0], rows[1], HEIGHT):
-        source, place = i // w * rows_a * w + i % w, (i - rows[0]) * depth
-        for p in range(min(i, depth)):
-            copy_head(a, room, source + p * w, place + p * HEIGHT)
-        for p in range(i, min(i + HEIGHT, depth)):
-            for r in range(HEIGHT):
-                low, high = min(p, i + r), max(p, i + r)
-                entry = a[(high // w * rows_a + low) * w + high % w]
-                room[place + p * HEIGHT + r] = entry
-        # The rest stands in rows. HEIGHT divides the width and all numbers here but the
-        # depth, behind which room is padded.
-        for p in range(i + HEIGHT, depth, HEIGHT):
-            source = (p // w * rows_a + i) * w + p % w
-            copy_turned(a, room, source, place + p * HEIGHT, w)
+def multiply_strip(
+    a: Any, b: Any, height: int, c: Any, rows_c: int, depth: int,
+    rows: tuple[int, int], strip: int,
+) -> None:  # fmt: skip
+    """Some rows of a strip of ``C``; all three lie in strips, ``A`` and ``B`` alike."""
+    w = width(c)
+    at_b = strip * height * w
+    for begin in range(0, depth, DEPTH):
+        end = min(begin + DEPTH, depth)
+        for i in range(rows[0], rows[1], HEIGHT):
+            at_a, at_c = i // w * height * w + i % w, (strip * rows_c + i) * w
+            if begin:
+                add_tile(a, b, c, at_a, at_b, at_c, w, w, w, begin, end)
+            else:
+                set_tile(a, b, c, at_a, at_b, at_c, w, w, w, begin, end)
 
 
 @compiled
 def subtract_strip(
-    c: Any, rows_c: int, b: Any, rows_b: int, start: int, depth: int,
-    rows: tuple[int, int], strip: int, room: Any,
-) -> None:  # fmt: skip
-    """Subtract the products of packed columns and a strip from a strip of ``C``."""
-    w = width(c)
+    square: Any, height: int, depth: int, rows: tuple[int, int], strip: int
+) -> None:
+    """Take ``A^T A`` of the rows above from some rows of a strip of a table."""
+    w = width(square)
+    at_b = strip * height * w
     for begin in range(0, depth, DEPTH):
-        deep = min(DEPTH, depth - begin)
-        source, target = (strip * rows_b + start + begin) * w, strip * rows_c * w
+        end = min(begin + DEPTH, depth)
         for i in range(rows[0], rows[1], HEIGHT):
-            place = (i - rows[0]) * depth + begin * HEIGHT
-            subtract_tile(room, b, c, place, source, target + i * w, w, w, deep)
+            at_a = i // w * height * w + i % w
+            subtract_tile(
+                square, square, square, at_a, at_b, at_b + i * w, w, w, w, begin, end
+            )
+
+
+@compiled
+def multiply_symmetric(
+    a: Any, height: int, n: int, b: Any, c: Any, step: int, rows: tuple[int, int],
+    strip: int,
+) -> None:  # fmt: skip
+    """Some rows of ``C = A B`` for a symmetric ``A`` in strips.
+
+    Of ``A`` there is the upper half, and all of the blocks on the diagonal; ``rows``
+    are one of these. Above it columns are read, in it and to its right rows. ``B`` and
+    ``C`` lie row by row; a strip's width of columns is made.
+    """
+    w, at_b = width(a), strip * width(a)
+    for begin in range(0, max(rows[0], 1), DEPTH):
+        end = min(begin + DEPTH, rows[0])
+        for i in range(rows[0], rows[1], HEIGHT):
+            at_a, at_c = i // w * height * w + i % w, i * step + at_b
+            if begin:
+                add_tile(a, b, c, at_a, at_b, at_c, w, step, step, begin, end)
+            else:
+                set_tile(a, b, c, at_a, at_b, at_c, w, step, step, begin, end)
+    for begin in range(rows[0], n, DEPTH):
+        end = min(begin + DEPTH, n)
+        for i in range(rows[0], rows[1], HEIGHT):
+            add_turned(
+                a, b, c, i * w, at_b, i * step + at_b, height * w, step, step,
+                begin, end,
+            )  # fmt: skip

@@ -61,8 +61,7 @@ class Problem:
         self.dtype = self.memory.points.dtype
         self.kernel, self.profile = kernel, profile_of(kernel)
         self.full = metric is not None and metric.ndim == 2
-        through = np.ones(self.d, self.dtype) if metric is None else _array(metric)
-        self.metric = through.reshape(-1)
+        self.through = np.ones(self.d, self.dtype) if metric is None else _array(metric)
         self.scale = 1 / kernel.bandwidth**2
         self.noise = np.finfo(self.dtype).eps * (4 + math.sqrt(self.d))
         self.ridges, self.targets = _array(ridges), _array(y)
@@ -81,9 +80,15 @@ class Problem:
             return np.ones(len(self.ridges), self.dtype)
         return _array(weights.sqrt())
 
+    def metric(self) -> np.ndarray:
+        """The metric as compiled code takes it, to be overwritten."""
+        return self.memory.metric(self.through)
+
     def table(self, flat: np.ndarray) -> Tensor:
         """A metric as it is stored elsewhere."""
-        return torch.from_numpy(flat.reshape(self.d, -1) if self.full else flat)
+        if not self.full:
+            return torch.from_numpy(flat)
+        return torch.from_numpy(flat.reshape(self.d, -1)[:, : self.d].copy())
 
 
 class Factored:
@@ -96,21 +101,20 @@ class Factored:
         The smallest; not positive, or NaN, where the matrix was not definite.
     """
 
-    def __init__(self, problem: Problem, coef: np.ndarray, pivot: float) -> None:
+    def __init__(self, problem: Problem, answers: np.ndarray, pivot: float) -> None:
         self.problem, self.pivot = problem, pivot
-        self._turned = coef
-        self.coef = torch.from_numpy(coef.T.copy())
+        self._answers = answers
+        self.coef = torch.from_numpy(problem.memory.coef(answers))
 
     def next_metric(self, weights: Tensor | None, mass: float) -> Tensor:
         """The metric that the machine learns; the present one if gradients vanish."""
-        problem, memory, coef = self.problem, self.problem.memory, self._turned
-        metric, roots = problem.metric.copy(), problem.roots(weights)
-        share, sums = problem.share(mass), memory.sums  # the same for all members
+        problem, memory, answers = self.problem, self.problem.memory, self._answers
+        metric, roots = problem.metric(), problem.roots(weights)
+        share, (rows_x, *sums) = problem.share(mass), memory.sums  # of all members
         together(
-            lambda member, members, flags: learn(
-                memory.rows_x, coef, roots, memory.slopes, memory.rows, metric,
-                memory.metric, problem.full, share, *sums,
-                0, memory.rooms[member], members, flags,
+            lambda members, flags: learn(
+                rows_x, answers, roots, memory.slopes, memory.rows, metric,
+                problem.full, share, problem.d, problem.k, *sums, 0, members, flags,
             ),
             memory.members,
             LEARN_PHASES,
@@ -119,28 +123,27 @@ class Factored:
 
     def factor(self) -> Tensor:
         """The upper factor, copied out of its strips."""
-        n, memory = self._turned.shape[1], self.problem.memory
+        n, memory = len(self.coef), self.problem.memory
         table = memory.from_strips(memory.square, n, n)
         return torch.from_numpy(np.ascontiguousarray(table))
 
 
 def factored(problem: Problem) -> Factored:
     """Solve a small system on a processor."""
-    memory, dtype = problem.memory, problem.dtype
-    coef, status = np.empty((problem.k, len(problem.ridges)), dtype), np.empty(2, dtype)
+    memory, metric = problem.memory, problem.metric()
+    answers, status = memory.answers(), np.empty(2, problem.dtype)
     scale, noise = problem.number(problem.scale), problem.number(problem.noise)
     definite = together(
-        lambda member, members, flags: solve(
-            memory.points, problem.metric, memory.metric, problem.full, scale, noise,
-            problem.profile, problem.ridges, problem.targets, memory.left,
-            memory.right, memory.square, memory.slopes, memory.aside, coef, status,
-            problem.d, memory.rows, memory.strips, 0, memory.rooms[member], members,
-            flags,
+        lambda members, flags: solve(
+            memory.points, metric, problem.full, scale, noise, problem.profile,
+            problem.ridges, problem.targets, memory.images, memory.square,
+            memory.slopes, memory.aside, answers, status, problem.d, memory.rows,
+            memory.strips, 0, members, flags,
         ),
         memory.members,
         solve_phases(len(problem.ridges)),
     )  # fmt: skip
-    return Factored(problem, coef, float(status[0]) if definite else -1.0)
+    return Factored(problem, answers, float(status[0]) if definite else -1.0)
 
 
 def last_of(
@@ -164,25 +167,23 @@ def last_of(
         one.
     """
     memory, dtype, n = problem.memory, problem.dtype, len(problem.ridges)
-    coef = np.empty((problem.k, n), dtype)
-    status = np.empty((n_iter + 1, 2), dtype)
-    metric, roots = problem.metric.copy(), problem.roots(weights)
+    answers, status = memory.answers(), np.empty((n_iter + 1, 2), dtype)
+    metric, roots = problem.metric(), problem.roots(weights)
     scale, noise, share = (
         problem.number(problem.scale), problem.number(problem.noise),
         problem.share(mass),
     )  # fmt: skip
-    sums = memory.sums
+    rows_x, *sums = memory.sums
     fine = together(
-        lambda member, members, flags: recur(
-            memory.points, memory.rows_x, metric, memory.metric, problem.full, scale,
-            share, noise, problem.profile, problem.ridges, problem.targets, roots,
-            memory.left, memory.right, memory.square, memory.slopes, memory.aside,
-            coef, *sums, status, least, most, problem.d, memory.rows, memory.strips,
-            0, memory.rooms[member], members, flags,
+        lambda members, flags: recur(
+            memory.points, rows_x, metric, problem.full, scale, share, noise,
+            problem.profile, problem.ridges, problem.targets, roots, memory.images,
+            memory.square, memory.slopes, memory.aside, answers, *sums, status, least,
+            most, problem.d, memory.rows, memory.strips, 0, members, flags,
         ),
         memory.members,
         (n_iter + 1) * (solve_phases(n) + LEARN_PHASES),
     )  # fmt: skip
     if not fine:
         return None
-    return Factored(problem, coef, float(status[-1, 0])), problem.table(metric)
+    return Factored(problem, answers, float(status[-1, 0])), problem.table(metric)

@@ -201,18 +201,18 @@ def team_size(n: int) -> int:
     return max(min(torch.get_num_threads(), n // _ROWS_EACH), 1) if _POSIX else 1
 
 
-def together(work: Callable[[int, int, Any], Any], members: int, phases: int) -> Any:
+def together(work: Callable[[int, Any], Any], members: int, phases: int) -> Any:
     """Do some work with the help of others, and return the caller's answer.
 
-    ``work`` is called with the number of a member, how many there may be, and their
-    flags. When the caller is through, so is the work, whether the others have come or
-    not; one that comes late finds nothing left.
+    ``work`` is called with the number of members that there may be, and their flags.
+    When the caller is through, so is the work, whether the others have come or not; one
+    that comes late finds nothing left.
     """
     flags = np.zeros((2 * phases + 1) * _LINE if members > 1 else 1, dtype=np.int64)
     if members > 1:
         while len(_helpers) < members - 1:
             _helpers.append(_Helper())
         cores = _other_cores()
-        for member in range(1, members):
-            _helpers[member - 1].ask(partial(work, member, members, flags), cores)
-    return work(0, members, flags)
+        for helper in _helpers[: members - 1]:
+            helper.ask(partial(work, members, flags), cores)
+    return work(members, flags)

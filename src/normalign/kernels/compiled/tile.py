@@ -1,24 +1,23 @@
 r"""The innermost product, as vector instructions: one tile that stays in registers.
 
-.. math:: C_{ij} \leftarrow C_{ij} - \sum_p A_{pi} B_{pj}
+.. math:: C_{ij} \leftarrow \pm C_{ij} \pm \sum_p A_{pi} B_{pj}
 
 All that costs time in a small machine (the kernel's distances, the factor, the
-gradients) is sums of this form over rows ``p`` that lie side by side in memory. A
-compiler does not find the fast form of it by itself, so it is spelled out here: as
-many accumulators as a processor has registers for, each a vector of ``C``, updated by
-a broadcast number of ``A`` times a vector of ``B``. That runs at the speed at which the
-processor can multiply.
+gradients) is sums of this form. A compiler does not find the fast form of it by itself,
+so it is spelled out here: as many accumulators as a processor has registers for, each a
+vector of ``C``, updated by a broadcast number of ``A`` times a vector of ``B``. That
+runs at the speed at which the processor can multiply.
 
 Tables lie in *strips*, as wide as a tile: all rows of the first few columns, then all
-rows of the next. So ``B`` and ``C`` of a tile are each one run of memory. ``A`` is
-packed narrower, the ``HEIGHT`` numbers of a row ``p`` beside each other, row after row.
-Arrays are flat, places are counted in entries.
+rows of the next. So ``B`` and ``C`` of a tile are each one run of memory, and the
+numbers of ``A`` that a row ``p`` needs stand beside each other. *Turned*, ``A`` is read
+along its rows instead, from strip to strip. Arrays are flat, places are counted in
+entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -31,12 +30,17 @@ from normalign.kernels.compiled.compiling import instruction
 
 __all__ = [
     "HEIGHT",
+    "add_tile",
+    "add_turned",
     "columns",
-    "copy_head",
-    "copy_turned",
     "divide_tile",
-    "dot_strip",
+    "factorise_tile",
+    "lanes",
+    "set_tile",
+    "solve_narrow",
+    "subtract_narrow",
     "subtract_tile",
+    "vector_lanes",
     "width",
 ]
 
@@ -62,64 +66,77 @@ def _shape() -> tuple[int, int, int]:
 _BYTES, HEIGHT, _VECTORS = _shape()
 
 
+def vector_lanes(itemsize: int) -> int:
+    """Numbers of a vector, and columns of a narrow tile."""
+    return _BYTES // itemsize
+
+
 def columns(itemsize: int) -> int:
     """Columns of a tile, and of a strip: what its vectors hold."""
-    return _VECTORS * _BYTES // itemsize
+    return _VECTORS * vector_lanes(itemsize)
 
 
 def width(table: Any) -> int:
-    """The same for a table; compiled code knows it as a constant."""
+    """Columns of a strip of a table; compiled code knows it as a constant."""
     return columns(table.dtype.itemsize)
 
 
-@overload(width)
-def _width(table: Any) -> Any:
-    constant = columns(table.dtype.bitwidth // 8)
-
-    def implementation(table: Any) -> Any:
-        return constant
-
-    return implementation
+def lanes(table: Any) -> int:
+    """Numbers of a vector of a table; compiled code knows it as a constant."""
+    return vector_lanes(table.dtype.itemsize)
 
 
-@instruction
-def copy_head(
-    typing: Any, source: Any, target: Any, at_source: Any, at_target: Any
-) -> Any:
-    """Copy as many numbers as a tile has rows."""
-    return types.void(source, target, types.intp, types.intp), _copy
+def _constant(count: Callable[[int], int]) -> Callable[[Any], Any]:
+    def chosen(table: Any) -> Any:
+        constant = count(table.dtype.bitwidth // 8)
+
+        def implementation(table: Any) -> Any:
+            return constant
+
+        return implementation
+
+    return chosen
 
 
-@instruction
-def copy_turned(
-    typing: Any, source: Any, target: Any, at_source: Any, at_target: Any, stride: Any
-) -> Any:
-    """Copy a square of ``HEIGHT`` rows and columns, turned: its rows become columns.
+overload(width)(_constant(columns))
+overload(lanes)(_constant(vector_lanes))
 
-    Rows of the source are ``stride`` apart, those of the target follow each other.
+
+def _product(keep: str, *, vectors: int = _VECTORS, turned: bool = False) -> Any:
+    """An instruction that multiplies one tile; ``keep`` says what becomes of ``C``.
+
+    Its arguments are three arrays and the places of the tile in each, then the
+    distance between rows ``p`` of ``A``, of rows of ``B`` and of rows of ``C``, then
+    the first row ``p`` and where they end. Turned, the first distance is that between
+    strips of ``A``.
     """
-    return types.void(source, target, *[types.intp] * 3), _copy_turned
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        tile = _Tile(context, builder, signature, args, vectors)
+        *_, first, end = args
+        tile.finish(tile.kept(keep, tile.sums(first, end, turned=turned)))
+        return context.get_dummy_value()
+
+    def product(
+        typing: Any, a: Any, b: Any, c: Any, at_a: Any, at_b: Any, at_c: Any,
+        step_a: Any, step_b: Any, step_c: Any, first: Any, end: Any,
+    ) -> Any:  # fmt: skip
+        return types.void(a, b, c, *[types.intp] * 8), code
+
+    return instruction(product)
 
 
-@instruction
-def dot_strip(typing: Any, a: Any, b: Any, at_a: Any, at_b: Any) -> Any:
-    """The sum of products of two runs as long as a strip is wide."""
-    return a.dtype(a, b, types.intp, types.intp), _dot_strip
-
-
-@instruction
-def subtract_tile(
-    typing: Any, a: Any, b: Any, c: Any,
-    at_a: Any, at_b: Any, at_c: Any, stride_b: Any, stride_c: Any, depth: Any,
-) -> Any:  # fmt: skip
-    """``C -= A^T B`` for one tile."""
-    return types.void(a, b, c, *[types.intp] * 6), _subtract
+set_tile = _product("nothing")
+add_tile = _product("plus")
+subtract_tile = _product("minus")
+add_turned = _product("plus", turned=True)
+subtract_narrow = _product("minus", vectors=1, turned=True)
 
 
 @instruction
 def divide_tile(
-    typing: Any, a: Any, b: Any, c: Any,
-    at_a: Any, at_b: Any, at_c: Any, stride_b: Any, stride_c: Any, depth: Any,
+    typing: Any, a: Any, b: Any, c: Any, at_a: Any, at_b: Any, at_c: Any,
+    step_a: Any, step_b: Any, step_c: Any, first: Any, end: Any,
     triangles: Any, at_triangle: Any,
 ) -> Any:  # fmt: skip
     """``C <- T^{-T} (C - A^T B)`` for one tile.
@@ -127,137 +144,95 @@ def divide_tile(
     ``T`` is an upper triangle, ``HEIGHT`` numbers a row, with the inverses of its
     diagonal in place of it.
     """
-    return types.void(a, b, c, *[types.intp] * 6, triangles, types.intp), _divide
+    return types.void(a, b, c, *[types.intp] * 8, triangles, types.intp), _divide
 
 
-def _copy(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    source, target = _vectors(context, builder, signature, args, HEIGHT)
-    target.store(args[3], source.load(args[2]))
-    return context.get_dummy_value()
+@instruction
+def factorise_tile(
+    typing: Any, block: Any, triangles: Any, at_block: Any, at_triangle: Any, step: Any,
+    count: Any,
+) -> Any:  # fmt: skip
+    """Factorise ``HEIGHT`` rows and columns of a block, as :func:`divide_tile` wants.
+
+    What is below the diagonal is not looked at. False if one of the first ``count``
+    pivots is not positive.
+    """
+    return types.boolean(block, triangles, *[types.intp] * 4), _factorise
 
 
-def _copy_turned(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    source, target = _vectors(context, builder, signature, args, HEIGHT)
-    number = partial(ir.Constant, ir.IntType(64))
-    rows = [
-        source.load(builder.add(args[2], builder.mul(number(r), args[4])))
-        for r in range(HEIGHT)
-    ]
-    # Halves of two rows change places, then quarters, ..., until all are turned.
-    half = HEIGHT // 2
-    while half:
-        for r in range(HEIGHT):
-            if not r & half:
-                lanes = range(HEIGHT)
-                first = [i if not i & half else HEIGHT + i - half for i in lanes]
-                second = [i + half if not i & half else HEIGHT + i for i in lanes]
-                pair = rows[r], rows[r + half]
-                rows[r], rows[r + half] = (
-                    builder.shuffle_vector(*pair, _lanes(chosen))
-                    for chosen in (first, second)
-                )
-        half //= 2
-    for r, row in enumerate(rows):
-        target.store(builder.add(args[3], number(r * HEIGHT)), row)
-    return context.get_dummy_value()
-
-
-def _dot_strip(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    lanes = _BYTES * 8 // signature.args[0].dtype.bitwidth
-    left, right = _vectors(context, builder, signature, args, lanes)
-    number = partial(ir.Constant, ir.IntType(64))
-    total = None
-    for v in range(_VECTORS):
-        x = left.load(builder.add(args[2], number(v * lanes)))
-        y = right.load(builder.add(args[3], number(v * lanes)))
-        product = builder.fmul(x, y)
-        total = product if total is None else builder.fadd(total, product)
-    while lanes > 1:
-        lanes //= 2
-        parts = [range(lanes), range(lanes, 2 * lanes)]
-        total = builder.fadd(
-            *(builder.shuffle_vector(total, total, _lanes(part)) for part in parts)
-        )
-    return builder.extract_element(total, ir.Constant(ir.IntType(32), 0))
-
-
-def _lanes(chosen: Sequence[int]) -> Any:
-    return ir.Constant(ir.VectorType(ir.IntType(32), len(chosen)), list(chosen))
-
-
-class _Vectors:
-    """An array of which vectors are read and written."""
-
-    def __init__(self, builder: Any, data: Any, kind: Any, align: int) -> None:
-        self.builder, self.data, self.kind, self.align = builder, data, kind, align
-
-    def at(self, place: Any) -> Any:
-        address = self.builder.gep(self.data, [place])
-        return self.builder.bitcast(address, self.kind.as_pointer())
-
-    def load(self, place: Any) -> Any:
-        return self.builder.load(self.at(place), align=self.align)
-
-    def store(self, place: Any, value: Any) -> None:
-        self.builder.store(value, self.at(place), align=self.align)
-
-
-def _vectors(
-    context: Any, builder: Any, signature: Any, args: Any, lanes: int, arrays: int = 2
-) -> list[_Vectors]:
-    """The first arguments, which are arrays of the same numbers."""
-    element = signature.args[0].dtype
-    kind = ir.VectorType(context.get_value_type(element), lanes)
-    return [
-        _Vectors(
-            builder,
-            context.make_array(signature.args[i])(context, builder, args[i]).data,
-            kind,
-            element.bitwidth // 8,
-        )
-        for i in range(arrays)
-    ]
-
-
-def _subtract(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    tile = _Tile(context, builder, signature, args)
-    tile.store(tile.difference())
-    return context.get_dummy_value()
+@instruction
+def solve_narrow(
+    typing: Any, a: Any, c: Any, at_a: Any, at_c: Any, step_a: Any, step_c: Any
+) -> Any:
+    """``C <- U^{-1} C`` for a narrow tile; ``U`` is the upper triangle at ``at_a``."""
+    return types.void(a, c, *[types.intp] * 4), _solve
 
 
 def _divide(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    tile = _Tile(context, builder, signature, args)
-    rows = tile.difference()
-    triangle = tile.data(signature.args[9], args[9])
+    tile = _Tile(context, builder, signature, args, _VECTORS)
+    rows = tile.kept("minus", tile.sums(args[9], args[10]))
+    triangle = tile.data(signature.args[11], args[11])
     for i, row in enumerate(rows):
         for p in range(i):
-            factor = tile.broadcast(triangle, args[10], p * HEIGHT + i)
+            factor = tile.broadcast(triangle, args[12], p * HEIGHT + i)
             minus = builder.fneg(factor)
             row = [tile.fused(minus, x, y) for x, y in zip(rows[p], row, strict=True)]
-        inverse = tile.broadcast(triangle, args[10], i * HEIGHT + i)
+        inverse = tile.broadcast(triangle, args[12], i * HEIGHT + i)
         rows[i] = [builder.fmul(inverse, x) for x in row]
-    tile.store(rows)
+    tile.finish(rows)
     return context.get_dummy_value()
 
 
-class _Tile:
-    """One tile's instructions, as they are written into a function."""
+def _factorise(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    code = _Code(context, builder, signature.args[0].dtype, HEIGHT)
+    block, triangles = (code.data(signature.args[i], args[i]) for i in range(2))
+    rows = [code.load(block, code.moved(args[2], i, args[4])) for i in range(HEIGHT)]
+    root = builder.module.declare_intrinsic("llvm.sqrt", [code.scalar])
+    one, zero = ir.Constant(code.scalar, 1.0), ir.Constant(code.scalar, 0.0)
+    fine = ir.Constant(ir.IntType(1), 1)
+    for i in range(HEIGHT):
+        pivot = code.lane(rows[i], i)
+        behind = builder.icmp_signed(">=", code.number(i), args[5])
+        positive = builder.fcmp_ordered(">", pivot, zero)
+        fine = builder.and_(fine, builder.or_(positive, behind))
+        inverse = builder.fdiv(one, builder.call(root, [pivot]))
+        rows[i] = builder.fmul(code.everywhere(inverse), rows[i])
+        for p in range(i + 1, HEIGHT):
+            minus = builder.fneg(code.everywhere(code.lane(rows[i], p)))
+            rows[p] = code.fused(minus, rows[i], rows[p])
+        rows[i] = builder.insert_element(rows[i], inverse, code.index(i))
+        code.store(triangles, code.shifted(args[3], i * HEIGHT), rows[i])
+    return fine
 
-    def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
-        self.context, self.builder = context, builder
-        self.element = signature.args[2].dtype
-        self.scalar = context.get_value_type(self.element)
-        self.size = self.element.bitwidth // 8
-        self.lanes = _BYTES // self.size
-        self.vector = ir.VectorType(self.scalar, self.lanes)
-        self.a, self.b, self.c = (
-            self.data(kind, value)
-            for kind, value in zip(signature.args[:3], args[:3], strict=True)
-        )
-        self.at_a, self.at_b, self.at_c = args[3:6]
-        self.stride_b, self.stride_c, self.depth = args[6:9]
-        name = f"llvm.fmuladd.v{self.lanes}f{self.element.bitwidth}"
+
+def _solve(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    element = signature.args[0].dtype
+    code = _Code(context, builder, element, vector_lanes(element.bitwidth // 8))
+    a, c = (code.data(signature.args[i], args[i]) for i in range(2))
+    places = [code.moved(args[3], i, args[5]) for i in range(HEIGHT)]
+    rows = [code.load(c, place) for place in places]
+    one = ir.Constant(code.scalar, 1.0)
+    for i in reversed(range(HEIGHT)):
+        row = code.moved(args[2], i, args[4])
+        for p in range(i + 1, HEIGHT):
+            minus = builder.fneg(code.broadcast(a, row, p))
+            rows[i] = code.fused(minus, rows[p], rows[i])
+        pivot = builder.load(code.address(a, code.shifted(row, i)))
+        rows[i] = builder.fmul(code.everywhere(builder.fdiv(one, pivot)), rows[i])
+        code.store(c, places[i], rows[i])
+    return context.get_dummy_value()
+
+
+class _Code:
+    """Instructions on vectors of one kind, as they are written into a function."""
+
+    def __init__(self, context: Any, builder: Any, element: Any, count: int) -> None:
+        self.context, self.builder, self.count = context, builder, count
+        self.scalar = context.get_value_type(element)
+        self.size = element.bitwidth // 8
+        self.vector = ir.VectorType(self.scalar, count)
         kind = ir.FunctionType(self.vector, [self.vector] * 3)
+        name = f"llvm.fmuladd.v{count}f{element.bitwidth}"
         self.fuse = cgutils.get_or_insert_function(builder.module, kind, name)
 
     def data(self, kind: Any, value: Any) -> Any:
@@ -271,80 +246,130 @@ class _Tile:
     def number(self, value: int) -> Any:
         return ir.Constant(ir.IntType(64), value)
 
-    def address(self, base: Any, place: Any, more: int = 0) -> Any:
-        place = self.builder.add(place, self.number(more)) if more else place
+    def index(self, value: int) -> Any:
+        """Of a lane."""
+        return ir.Constant(ir.IntType(32), value)
+
+    def shifted(self, place: Any, more: int) -> Any:
+        return self.builder.add(place, self.number(more)) if more else place
+
+    def moved(self, place: Any, count: int, step: Any) -> Any:
+        """Some steps on from a place."""
+        return self.builder.add(place, self.builder.mul(self.number(count), step))
+
+    def address(self, base: Any, place: Any) -> Any:
         return self.builder.gep(base, [place])
 
-    def vector_at(self, base: Any, place: Any, index: int) -> Any:
-        address = self.address(base, place, index * self.lanes)
-        return self.builder.bitcast(address, self.vector.as_pointer())
+    def load(self, base: Any, place: Any) -> Any:
+        return self.builder.load(self._vector_at(base, place), align=self.size)
+
+    def store(self, base: Any, place: Any, value: Any) -> None:
+        self.builder.store(value, self._vector_at(base, place), align=self.size)
+
+    def _vector_at(self, base: Any, place: Any) -> Any:
+        return self.builder.bitcast(self.address(base, place), self.vector.as_pointer())
+
+    def lane(self, vector: Any, i: int) -> Any:
+        return self.builder.extract_element(vector, self.index(i))
+
+    def everywhere(self, number: Any) -> Any:
+        """One number in all lanes."""
+        undefined = ir.Constant(self.vector, ir.Undefined)
+        first = self.builder.insert_element(undefined, number, self.index(0))
+        kind = ir.VectorType(ir.IntType(32), self.count)
+        return self.builder.shuffle_vector(first, undefined, ir.Constant(kind, None))
 
     def broadcast(self, base: Any, place: Any, more: int) -> Any:
-        """One number in all lanes."""
-        builder, undefined = self.builder, ir.Constant(self.vector, ir.Undefined)
-        number = builder.load(self.address(base, place, more))
-        first = builder.insert_element(
-            undefined, number, ir.Constant(ir.IntType(32), 0)
+        """A number of an array in all lanes."""
+        return self.everywhere(
+            self.builder.load(self.address(base, self.shifted(place, more)))
         )
-        kind = ir.VectorType(ir.IntType(32), self.lanes)
-        return builder.shuffle_vector(first, undefined, ir.Constant(kind, None))
+
+
+class _Tile(_Code):
+    """One tile's instructions."""
+
+    def __init__(
+        self, context: Any, builder: Any, signature: Any, args: Any, vectors: int
+    ) -> None:
+        element = signature.args[2].dtype
+        count = vector_lanes(element.bitwidth // 8)
+        super().__init__(context, builder, element, count)
+        self.vectors, self.strip = vectors, _VECTORS * count
+        self.a, self.b, self.c = (
+            self.data(kind, value)
+            for kind, value in zip(signature.args[:3], args[:3], strict=True)
+        )
+        self.at_a, self.at_b, self.at_c = args[3:6]
+        self.step_a, self.step_b, self.step_c = args[6:9]
 
     def rows(self, make: Callable[[int, int], Any]) -> list[list[Any]]:
-        return [[make(i, v) for v in range(_VECTORS)] for i in range(HEIGHT)]
+        return [[make(i, v) for v in range(self.vectors)] for i in range(HEIGHT)]
 
-    def sums(self) -> list[list[Any]]:
-        """The loop over the depth: all sums of the tile, from zero."""
+    def sums(self, first: Any, end: Any, *, turned: bool = False) -> list[list[Any]]:
+        """The loop over rows ``p``: all sums of the tile, from zero."""
         builder = self.builder
         before = builder.block
-        loop = builder.append_basic_block("depth")
+        loop = builder.append_basic_block("rows")
         after = builder.append_basic_block("sums")
         zero = ir.Constant(self.vector, None)
-        some = builder.icmp_signed(">", self.depth, self.number(0))
-        builder.cbranch(some, loop, after)
+        builder.cbranch(builder.icmp_signed("<", first, end), loop, after)
 
         builder.position_at_end(loop)
         row = builder.phi(ir.IntType(64))
         held = self.rows(lambda i, v: builder.phi(self.vector))
-        place = builder.add(self.at_b, builder.mul(row, self.stride_b))
+        place = builder.add(self.at_b, builder.mul(row, self.step_b))
         right = [
-            builder.load(self.vector_at(self.b, place, v), align=self.size)
-            for v in range(_VECTORS)
+            self.load(self.b, self.shifted(place, v * self.count))
+            for v in range(self.vectors)
         ]
-        place = builder.add(self.at_a, builder.mul(row, self.number(HEIGHT)))
-        left = [self.broadcast(self.a, place, i) for i in range(HEIGHT)]
+        left = self._turned(row) if turned else self._straight(row)
         added = self.rows(lambda i, v: self.fused(left[i], right[v], held[i][v]))
         following = builder.add(row, self.number(1))
-        more = builder.icmp_signed("<", following, self.depth)
-        builder.cbranch(more, loop, after)
-        row.add_incoming(self.number(0), before)
+        builder.cbranch(builder.icmp_signed("<", following, end), loop, after)
+        row.add_incoming(first, before)
         row.add_incoming(following, loop)
 
         builder.position_at_end(after)
         total = self.rows(lambda i, v: builder.phi(self.vector))
         for i in range(HEIGHT):
-            for v in range(_VECTORS):
+            for v in range(self.vectors):
                 held[i][v].add_incoming(zero, before)
                 held[i][v].add_incoming(added[i][v], loop)
                 total[i][v].add_incoming(zero, before)
                 total[i][v].add_incoming(added[i][v], loop)
         return total
 
-    def difference(self) -> list[list[Any]]:
-        """The tile of C less the sums."""
-        sums, builder = self.sums(), self.builder
+    def _straight(self, row: Any) -> list[Any]:
+        """The numbers of ``A`` that a row needs, which stand beside each other."""
+        place = self.builder.add(self.at_a, self.builder.mul(row, self.step_a))
+        return [self.broadcast(self.a, place, i) for i in range(HEIGHT)]
+
+    def _turned(self, row: Any) -> list[Any]:
+        """The same from the rows of ``A``: one below the other in a strip."""
+        builder, strip = self.builder, self.number(self.strip)
+        place = builder.add(
+            builder.mul(builder.udiv(row, strip), self.step_a),
+            builder.urem(row, strip),
+        )
+        place = builder.add(self.at_a, place)
+        return [self.broadcast(self.a, place, i * self.strip) for i in range(HEIGHT)]
+
+    def kept(self, keep: str, sums: list[list[Any]]) -> list[list[Any]]:
+        """What becomes of the tile of C: nothing, or the sums are added or taken."""
+        if keep == "nothing":
+            return sums
+        change = self.builder.fadd if keep == "plus" else self.builder.fsub
         return self.rows(
-            lambda i, v: builder.fsub(
-                builder.load(self.place(i, v), align=self.size), sums[i][v]
-            )
+            lambda i, v: change(self.load(self.c, self.place(i, v)), sums[i][v])
         )
 
     def place(self, i: int, v: int) -> Any:
         """Of a vector of the tile of C."""
-        offset = self.builder.mul(self.number(i), self.stride_c)
-        return self.vector_at(self.c, self.builder.add(self.at_c, offset), v)
+        return self.shifted(self.moved(self.at_c, i, self.step_c), v * self.count)
 
-    def store(self, rows: list[list[Any]]) -> None:
+    def finish(self, rows: list[list[Any]]) -> None:
         """Overwrite the tile of C."""
         for i, row in enumerate(rows):
             for v, value in enumerate(row):
-                self.builder.store(value, self.place(i, v), align=self.size)
+                self.store(self.c, self.place(i, v), value)
