@@ -4,36 +4,10 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy.spatial.distance import pdist
 
 from normalign.estimators import RFMRegressor
 from normalign.estimators.arrays import checked_features
 from normalign.estimators.base import two_seeds
-from normalign.estimators.limits import Look
-
-
-@given(
-    seed=st.integers(0, 10**6),
-    n=st.integers(2, 40),
-    same=st.floats(0, 1),
-    log_bandwidth=st.floats(-6, 8),
-)
-def test_a_quick_look_at_distances_never_overlooks_a_wrong_bandwidth(
-    seed, n, same, log_bandwidth
-):
-    rng, bandwidth = np.random.default_rng(seed), 10**log_bandwidth
-    rows = rng.uniform(-1, 1, size=(n, 3))
-    rows[rng.uniform(size=n) < same] = rows[0]
-    apart = pdist(rows)
-    if Look.at(rows).tells(bandwidth):
-        assert 1e-4 <= np.median(apart[apart > 0]) / bandwidth <= 100
-
-
-def test_a_quick_look_is_enough_for_ordinary_tables():
-    rows = np.random.default_rng(0).uniform(-1, 1, size=(64, 20))
-    assert Look.at(rows).tells(1.0)
 
 
 @pytest.mark.parametrize(

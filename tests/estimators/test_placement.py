@@ -13,7 +13,6 @@ from normalign.estimators.placement import (
     chosen_dtype,
     power_of_two,
     rounding_share,
-    rows_differ,
 )
 
 
@@ -140,26 +139,3 @@ def test_devices_are_taken_by_name_or_where_the_table_is():
         chosen_device("fit", "nowhere", 10)
     with pytest.raises(ValueError, match="fit: device must be"):
         chosen_device("fit", 3.5, 10)
-
-
-@given(
-    hnp.arrays(
-        np.float64,
-        st.tuples(st.integers(1, 7), st.integers(1, 3)),
-        elements=st.sampled_from([0.0, 1e-300, 1e-170, 1e-9, 0.25, 0.5, 1.0])
-        | st.floats(-1, 1),
-    )
-)
-def test_rows_that_differ_at_a_glance_have_a_finite_share(table):
-    if rows_differ(table):
-        assert rounding_share(table, torch.float64, squares=True) < math.inf
-
-
-def test_a_glance_is_enough_for_ordinary_tables():
-    rng = np.random.default_rng(0)
-    assert rows_differ(rng.uniform(-1, 1, size=(1000, 3)))
-    assert rows_differ(rng.integers(0, 2, size=(300, 5)).astype(float))
-    # one row far from all others, which are the same to six digits
-    table = 1e-9 * rng.normal(size=(50, 2))
-    table[0] = 1
-    assert not rows_differ(table)

@@ -18,6 +18,8 @@ __all__ = ["Origin", "as_numpy", "checked_features", "checked_weights"]
 
 # Weights by which any ridge can be divided in single precision.
 _WEIGHTS = (1e-20, 1e20)
+# Kinds of arrays that pass here; complex numbers are refused by scikit-learn itself.
+_NUMBERS = "biufc"
 
 
 @dataclass(frozen=True)
@@ -122,9 +124,9 @@ def checked_features(estimator: Any, X: Any, *, reset: bool) -> np.ndarray:
 
 def _is_plain(table: Any) -> bool:
     """Whether a table is of floats and of two dimensions, without names."""
-    if type(table) is not np.ndarray or table.dtype not in (np.float64, np.float32):
+    if type(table) is not np.ndarray or table.dtype.char not in "df":
         return False
-    return table.ndim == 2 and table.size > 0
+    return table.dtype.isnative and table.ndim == 2 and table.size > 0
 
 
 def _require_dense(callee: str, X: Any) -> None:
@@ -184,7 +186,7 @@ def _require_numbers(callee: str, X: Any) -> None:
     if _is_frame(X):
         for i, (name, dtype) in enumerate(zip(X.columns, X.dtypes, strict=True)):
             wrong[f"{name!r} ({dtype})"] = _strange(dtype, X.iloc[:, i])
-    elif isinstance(X, np.ndarray):
+    elif isinstance(X, np.ndarray) and X.dtype.kind not in _NUMBERS:
         wrong[f"an array of {X.dtype}"] = _strange(X.dtype, X.flat)
     wrong = {name: kinds for name, kinds in wrong.items() if kinds}
     if not wrong:
@@ -211,7 +213,7 @@ def _require_numbers(callee: str, X: Any) -> None:
 def _strange(dtype: Any, values: Iterable[Any]) -> set[str]:
     """What there is besides booleans, integers, floats, and objects of these."""
     letter = getattr(dtype, "kind", "O")
-    if letter in "biufc":  # complex numbers are refused by scikit-learn itself
+    if letter in _NUMBERS:
         return set()
     if letter in "mM":
         return {"date"}

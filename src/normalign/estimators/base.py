@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Self
 
@@ -19,7 +19,6 @@ from normalign.estimators.arrays import Origin, checked_features, checked_weight
 from normalign.estimators.fitted import FittedMachine, kernel_named
 from normalign.estimators.leaves import Clock, FittedLeaf, LeafJob, Recipe, fit_leaf
 from normalign.estimators.limits import (
-    Look,
     require_memory,
     warn_of_rounding,
     warn_of_scale,
@@ -33,7 +32,6 @@ from normalign.estimators.placement import (
     chosen_device,
     chosen_dtype,
     rounding_share,
-    rows_differ,
 )
 from normalign.estimators.problem import Problem, held_out_rows
 from normalign.estimators.targets import Answers
@@ -172,16 +170,15 @@ class KernelMachine(FittedMachine, ABC):
             noise=self._noise(problem),
             target_share=problem.target_share,
         )
-        return replace(problem, dtype=dtype)
+        return problem.in_precision(dtype)
 
     def _noise(self, problem: Problem) -> float:
         """How much of small distances float32 would lose, as far as that matters."""
-        inside = problem.inside()
         settled = self.dtype != "auto" or problem.n <= PRECISE_ROWS
-        if settled and rows_differ(inside):
+        if settled and problem.look.differs():
             return 0.0
         squares = self.kernel != "product_laplace"
-        return rounding_share(inside, torch.float32, squares=squares)
+        return rounding_share(problem.inside(), torch.float32, squares=squares)
 
     def _recipe(self, problem: Problem) -> Recipe:
         """The parameters as the recursion takes them, in the problem's frame."""
@@ -222,10 +219,9 @@ class KernelMachine(FittedMachine, ABC):
             callee, problem, solver=self.solver, limit=self.memory_limit,
             most=self.max_leaf_size,
         )  # fmt: skip
-        look = Look.at(problem.inside())
         if self.bandwidth_rule == "fixed":
-            warn_of_scale(callee, look, recipe.kernel)
-        warn_of_rounding(callee, problem, recipe.kernel, look)
+            warn_of_scale(callee, problem, recipe.kernel)
+        warn_of_rounding(callee, problem, recipe.kernel)
         if in_parts:
             self._fit_parts(problem, held, recipe, for_fit)
         else:
@@ -314,7 +310,7 @@ class KernelMachine(FittedMachine, ABC):
         self.jitter_ = float(leaf.solved["jitter"])
         self.converged_ = bool(leaf.solved["converged"])
         # float64 where float32 did not do
-        self.dtype_ = str(leaf.coef.dtype)
+        self.dtype_ = "float32" if leaf.coef.dtype == np.float32 else "float64"
         self.device_ = str(problem.device)
         if self.validation_fraction is not None:
             self.validation_scores_ = np.array(leaf.scores)

@@ -19,13 +19,8 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from normalign.kernels import (
-    Iteration,
-    Kernel,
-    Solver,
-    initial_metric,
-    recursions,
-)
+from normalign.kernels import Iteration, Kernel, Solver, initial_metric
+from normalign.kernels.recursion import iterate
 
 __all__ = [
     "Clock",
@@ -36,6 +31,8 @@ __all__ = [
     "shared_threads",
     "solver_report",
 ]
+
+_ARRAYS = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,8 @@ class Recipe:
 
     def tensor(self, array: np.ndarray) -> Tensor:
         """Copy an array, which may be a read-only map of a file, to the device."""
-        return torch.tensor(array, dtype=self.dtype, device=self.device)
+        copied = np.array(array, dtype=_ARRAYS[self.dtype])
+        return torch.from_numpy(copied).to(self.device)
 
     def iterations(
         self,
@@ -104,8 +102,7 @@ class Recipe:
             Whether more than the last iteration is wanted.
         """
         generator = torch.Generator().manual_seed(seed)
-        given = torch.finfo(torch.as_tensor(x[:0]).dtype)
-        coarse = given.eps < torch.finfo(self.dtype).eps
+        coarse = x.dtype.itemsize > self.dtype.itemsize
         first = 0
         for iteration in self._run(x, y, weights, metric, 0, generator, every):
             if not coarse or iteration.machine.coef.dtype == self.dtype:
@@ -137,7 +134,7 @@ class Recipe:
                 weights=mass,
                 diagonal=self.diagonal,
             )
-        steps = recursions(
+        steps = iterate(
             rows,
             self._placed(y),
             kernel=self.kernel,
@@ -146,7 +143,7 @@ class Recipe:
             n_iter=self.n_iter - first,
             weights=mass,
             center=self.center,
-            bandwidth_rule=self.bandwidth_rule,  # type: ignore[arg-type]
+            bandwidth_rule=self.bandwidth_rule,
             solver=self.solver,
             agop_samples=self.agop_samples,
             every=every,

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from scipy.spatial.distance import pdist
 
 from normalign._checks import require
+from normalign.estimators.look import TELLING
 from normalign.estimators.placement import rounding_noise, rounding_share
 from normalign.estimators.problem import Problem
 from normalign.kernels import Kernel, estimate_memory
 from normalign.kernels.functions import Radial
 from normalign.kernels.memory import available_bytes
 
-__all__ = ["Look", "require_memory", "warn_of_rounding", "warn_of_scale"]
+__all__ = ["require_memory", "warn_of_rounding", "warn_of_scale"]
 
-# Distances, in bandwidths, between which a kernel tells rows apart.
-_TELLING = (1e-4, 100.0)
-_SAMPLE = 32
 # Bytes for which nobody is asked what is free.
 _NEVER_MIND = 1 << 26
 # Share of small distances that rounding may be without a word, and how far below that
@@ -71,43 +68,9 @@ def require_memory(
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Look:
-    """A quick look at how far some rows are apart, which most tables need no more than.
-
-    Parameters
-    ----------
-    some : ndarray of shape (m, d)
-        At most 32 rows, in their frame.
-    squares : tuple of float
-        Squared distances of pairs (a row and itself among them): above a twentieth, a
-        quarter and three quarters of all. They are right to about 1e-15.
-    """
-
-    some: np.ndarray
-    squares: tuple[float, float, float]
-
-    @classmethod
-    def at(cls, inside: np.ndarray) -> Look:
-        """Look at rows evenly drawn from a table."""
-        some = inside[:: max(len(inside) // _SAMPLE, 1)][:_SAMPLE]
-        gram = some @ some.T
-        norms = gram.diagonal()
-        squares = (norms + norms[:, None] - 2 * gram).ravel()
-        places = [squares.size // 20, squares.size // 4, 3 * squares.size // 4]
-        few, quarter, most = np.partition(squares, places)[places].tolist()
-        return cls(some, (few, quarter, most))
-
-    def tells(self, bandwidth: float) -> bool:
-        """Whether surely the middle half of all distances is in a kernel's range."""
-        _, low, high = self.squares
-        # squares of numbers up to two are right to a thousandth of the lowest here
-        least = max((_TELLING[0] * bandwidth) ** 2, 1e-9)
-        return least < low and high < (_TELLING[1] * bandwidth) ** 2
-
-
-def warn_of_scale(callee: str, look: Look, kernel: Kernel) -> None:
+def warn_of_scale(callee: str, problem: Problem, kernel: Kernel) -> None:
     """Warn if a kernel of that bandwidth finds all rows alike, or none like another."""
+    look = problem.look
     if isinstance(kernel, Radial) and look.tells(kernel.bandwidth):
         return
     if not np.ptp(look.some, axis=0).any():
@@ -117,7 +80,7 @@ def warn_of_scale(callee: str, look: Look, kernel: Kernel) -> None:
     if not distances.any():
         return
     apart = float(np.median(distances[distances > 0])) / kernel.bandwidth
-    if _TELLING[0] <= apart <= _TELLING[1]:
+    if TELLING[0] <= apart <= TELLING[1]:
         return
     finding = "all rows alike" if apart < 1 else "no row like another"
     warnings.warn(
@@ -129,7 +92,7 @@ def warn_of_scale(callee: str, look: Look, kernel: Kernel) -> None:
     )
 
 
-def warn_of_rounding(callee: str, problem: Problem, kernel: Kernel, look: Look) -> None:
+def warn_of_rounding(callee: str, problem: Problem, kernel: Kernel) -> None:
     """Warn if float32 was asked for and distances between rows are lost in it."""
     if problem.dtype == torch.float64:
         return
@@ -137,7 +100,7 @@ def warn_of_rounding(callee: str, problem: Problem, kernel: Kernel, look: Look) 
     # Far from the limit the few rows of a look will do; by squares more is lost.
     largest = float(np.einsum("ij,ij->i", inside, inside).max())
     noise = rounding_noise(problem.dtype, inside.shape[1])
-    if _MARGIN * noise * largest <= _ROUNDING * look.squares[0]:
+    if _MARGIN * noise * largest <= _ROUNDING * problem.look.squares[0]:
         return
     lost = rounding_share(inside, problem.dtype, squares=squares)
     if lost <= _ROUNDING:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from normalign._checks import require, require_kind
+from normalign._checks import complaint, require, require_kind
 from normalign.kernels import KERNELS
 
 __all__ = ["check_parameters"]
@@ -86,10 +86,9 @@ def _check_exponent(callee: str, given: dict[str, Any]) -> None:
 
 
 def _require_choice(callee: str, name: str, value: Any, choices: tuple) -> None:
-    require(
-        isinstance(value, str) and value in choices, callee, name,
-        "one of " + ", ".join(f'"{choice}"' for choice in choices), repr(value),
-    )  # fmt: skip
+    if not (isinstance(value, str) and value in choices):
+        rule = "one of " + ", ".join(f'"{choice}"' for choice in choices)
+        raise ValueError(complaint(callee, name, rule, repr(value)))
 
 
 def _require_count(callee: str, name: str, value: Any, least: int) -> None:
@@ -110,15 +109,9 @@ def _require_number(
     real = isinstance(value, Real) and not isinstance(value, bool)
     require_kind(real, callee, name, "a number", value)
     value = float(value)
-    low, bracket = (0.0, "[") if above is None else (above, "(")
+    low = 0.0 if above is None else above
     fits = value >= low if above is None else value > low
-    if most is not None:
-        require(
-            fits and value <= most, callee, name, f"in {bracket}{low:g}, {most:g}]",
-            value,
-        )  # fmt: skip
-    else:
-        require(
-            fits and value < below, callee, name, f"in {bracket}{low:g}, {below:g})",
-            value,
-        )  # fmt: skip
+    if not (fits and (value < below if most is None else value <= most)):
+        start = f"{'[' if above is None else '('}{low:g}"
+        end = f"{below:g})" if most is None else f"{most:g}]"
+        raise ValueError(complaint(callee, name, f"in {start}, {end}", value))

@@ -24,7 +24,6 @@ __all__ = [
     "power_of_two",
     "rounding_noise",
     "rounding_share",
-    "rows_differ",
 ]
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -41,8 +40,6 @@ _HARMLESS = 3e-4
 _TARGET_SHARES = {torch.float32: 1e-12, torch.float64: 1e-140}
 # Rows by whose distances a table is judged, and which of them are small.
 _SAMPLE, _SMALL = 256, 0.1
-# Differences, in a table's frame, that no rounding explains.
-_APART = 1e-6
 # Spreads of a table whose inverse and whose multiples are numbers.
 _SIZES = (1e-200, 1e300)
 # Beyond that many spreads of the training rows every kernel is zero.
@@ -93,9 +90,9 @@ class Frame:
 
         Its origin is the lower median of each column; weights act as repetitions.
         """
-        middle = _medians(table, weights).astype(np.float64)
-        low = table.min(axis=0).astype(np.float64)
-        high = table.max(axis=0).astype(np.float64)
+        low, middle, high = (
+            part.astype(np.float64) for part in _ends_and_medians(table, weights)
+        )
         # halves, because the range of finite numbers may be infinite
         half = np.maximum(high / 2 - middle / 2, middle / 2 - low / 2).max()
         # infinite, and refused later, if twice the half is
@@ -112,9 +109,10 @@ class Frame:
     def enter(self, table: np.ndarray, dtype: torch.dtype) -> np.ndarray:
         """The table in this frame; rows too far to matter come nearer, but not near."""
         with np.errstate(over="ignore"):  # to infinity, which is far
-            inside = (table.astype(np.float64) - self.location) / self.unit
-        far = _FAR[dtype]
-        np.clip(inside, -far, far, out=inside)
+            inside = np.subtract(table, self.location, dtype=np.float64)
+            inside /= self.unit
+        np.minimum(inside, _FAR[dtype], out=inside)
+        np.maximum(inside, -_FAR[dtype], out=inside)
         return inside.astype(str(dtype).removeprefix("torch."), copy=False)
 
     def identity_weight(self, identity_weight: float) -> float:
@@ -129,10 +127,18 @@ class Frame:
         return 1 / (1 + odds)
 
 
-def _medians(table: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+def _ends_and_medians(
+    table: np.ndarray, weights: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The least, the middle and the largest number of each column."""
     if weights is None:
-        half = (len(table) - 1) // 2
-        return np.partition(table, half, axis=0)[half]
+        places = [0, (len(table) - 1) // 2, len(table) - 1]
+        low, middle, high = np.partition(table, places, axis=0)[places]
+        return low, middle, high
+    return table.min(axis=0), _medians(table, weights), table.max(axis=0)
+
+
+def _medians(table: np.ndarray, weights: np.ndarray) -> np.ndarray:
     order = np.argsort(table, axis=0, kind="stable")
     mass = np.cumsum(weights[order], axis=0)
     half = (mass < mass[-1] / 2).sum(axis=0)
@@ -191,25 +197,6 @@ def _sample(inside: np.ndarray) -> np.ndarray:
     if len(inside) <= _SAMPLE:
         return inside
     return inside[np.linspace(0, len(inside) - 1, _SAMPLE).astype(int)]
-
-
-def rows_differ(inside: np.ndarray) -> bool:
-    """Whether most pairs of rows are surely apart, seen from one direction.
-
-    A quick look before :func:`rounding_share`, which is then finite; where the answer
-    is no, that function knows better.
-
-    Examples
-    --------
-    >>> rows_differ(np.array([[0.0], [0.5], [1.0]])), rows_differ(np.zeros((3, 1)))
-    (True, False)
-    """
-    some = _sample(inside)
-    # a direction that is no combination of small whole numbers, as tables may have
-    along = np.sort(some @ np.sqrt(np.arange(2.0, some.shape[1] + 2)))
-    near = np.searchsorted(along, along + _APART, side="right") - np.arange(len(along))
-    pairs = len(along) * (len(along) - 1) / 2
-    return bool(pairs - (near - 1).sum() > pairs / 2)
 
 
 def chosen_dtype(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from normalign._checks import require
+from normalign.estimators.look import Look
 from normalign.estimators.placement import Frame, power_of_two
 from normalign.estimators.targets import Answers
 
@@ -120,9 +121,9 @@ class Problem:
         """The mean answer, or zeros."""
         if not self.center:
             return np.zeros(self.k)
-        weights = self.weights
-        if weights is not None:
-            weights = weights / weights.max()
+        if self.weights is None:
+            return self.answers.columns.sum(axis=0) / self.n
+        weights = self.weights / self.weights.max()
         return np.average(self.answers.columns, axis=0, weights=weights)
 
     @cached_property
@@ -199,6 +200,17 @@ class Problem:
         if self.n <= most:
             return np.arange(self.n)
         return np.sort(np.random.default_rng(seed).permutation(self.n)[:most])
+
+    def in_precision(self, dtype: torch.dtype) -> Problem:
+        """The same problem for a computation in another precision."""
+        same = object.__new__(type(self))
+        vars(same).update(vars(self), dtype=dtype)  # with all that was found out
+        return same
+
+    @cached_property
+    def look(self) -> Look:
+        """How far some of its rows are apart."""
+        return Look.at(self.inside())
 
     def variances(self) -> np.ndarray:
         """The variance of each column in its frame."""

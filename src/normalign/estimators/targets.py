@@ -217,15 +217,17 @@ def _require_length(callee: str, y: np.ndarray, n: int | None) -> None:
 def _number_array(callee: str, y: Any) -> np.ndarray:
     given = np.asarray(as_numpy(y))
     letter = given.dtype.kind
+    if letter in "biuf":
+        return given
     kinds = kinds_of(given.flat) if letter == "O" else set()
     remedy = "A classifier takes labels."
     if letter in "mM" or "date" in kinds:
         remedy = "Turn dates into numbers (years, days since ...) first."
     require(
-        letter in "biuf" or (letter == "O" and kinds <= {"boolean", "number"}),
-        callee, "y", "real numbers", f"an array of {given.dtype}", remedy,
+        letter == "O" and kinds <= {"boolean", "number"}, callee, "y", "real numbers",
+        f"an array of {given.dtype}", remedy,
     )  # fmt: skip
-    return with_nan(given) if letter == "O" else given
+    return with_nan(given)
 
 
 def _label_array(callee: str, y: Any) -> np.ndarray:

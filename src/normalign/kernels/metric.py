@@ -121,7 +121,10 @@ def initial_metric(
     )
     require(x.ndim == 2, "initial_metric", "x", "of shape (n, d)", x)
     width = x.shape[1]
-    identity = x.new_ones(width) if diagonal else torch.eye(width).to(x)
+    if diagonal:
+        identity = x.new_ones(width)
+    else:
+        identity = torch.eye(width, dtype=x.dtype, device=x.device)
     if identity_weight == 1:
         return identity
     mass = x.new_ones(len(x)) if weights is None else weights

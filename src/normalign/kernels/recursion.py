@@ -48,7 +48,7 @@ from normalign.kernels.solve import (
     solve_last,
 )
 
-__all__ = ["Iteration", "Machine", "recursions"]
+__all__ = ["Iteration", "Machine", "iterate", "recursions"]
 
 AGOP_SAMPLES = 20_000
 _SMALL_SQUARE = 1 << 20  # entries about which nobody is asked
@@ -183,7 +183,7 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
     every: bool = True,
     generator: torch.Generator | None = None,
 ) -> Iterator[Iteration]:
-    """Yield the machines of Algorithm 1, from the initial metric on.
+    """Return the machines of Algorithm 1 one by one, from the initial metric on.
 
     Parameters
     ----------
@@ -218,9 +218,9 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
     generator : torch.Generator, optional
         For the samples, on the CPU; by default the same draws every time.
 
-    Yields
-    ------
-    Iteration
+    Returns
+    -------
+    iterator of Iteration
         In float64 from the first one on for which float32 does not do.
 
     Examples
@@ -242,13 +242,44 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
         repr(bandwidth_rule),
     )
     require(agop_samples >= 1, "recursions", "agop_samples", "1 or more", agop_samples)
+    return iterate(
+        x, y, kernel=kernel, ridge=ridge, metric=metric, n_iter=n_iter,
+        weights=weights, center=center, bandwidth_rule=bandwidth_rule, solver=solver,
+        agop_samples=agop_samples, resampled=resampled, every=every,
+        generator=generator,
+    )  # fmt: skip
+
+
+def iterate(  # noqa: PLR0913, as above
+    x: Tensor,
+    y: Tensor,
+    *,
+    kernel: Kernel,
+    ridge: float,
+    metric: Tensor,
+    n_iter: int,
+    weights: Tensor | None = None,
+    center: bool = False,
+    bandwidth_rule: str = "fixed",
+    solver: Solver | None = None,
+    agop_samples: int = AGOP_SAMPLES,
+    resampled: bool = False,
+    every: bool = True,
+    generator: torch.Generator | None = None,
+) -> Iterator[Iteration]:
+    """:func:`recursions` for callers who have checked what they pass."""
     started = time.perf_counter()
     solver = solver or Solver()
     points = x - middle(x)
-    mass = x.new_ones(len(x)) if weights is None else weights
-    ridges, total = ridge / mass, float(mass.sum())
+    if weights is None:
+        mass, total = x.new_ones(x.shape[0]), float(x.shape[0])
+        held = ridge if ridge <= torch.finfo(x.dtype).max else math.inf
+        ridges = x.new_full((x.shape[0],), held)
+    else:
+        mass, total = weights, float(weights.sum())
+        ridges = ridge / mass
     intercept = (mass @ y) / total if center else torch.zeros_like(y[0])
-    targets = y - intercept
+    targets = y - intercept if center else y
     generator = generator or seeded()
     simple = bandwidth_rule == "fixed" and not resampled
     if not every and simple and _slopes_pay(points, y, kernel, agop_samples):

@@ -1,0 +1,56 @@
+import math
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from scipy.spatial.distance import pdist
+
+from normalign.estimators.look import Look
+from normalign.estimators.placement import rounding_share
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.integers(2, 40),
+    same=st.floats(0, 1),
+    log_bandwidth=st.floats(-6, 8),
+)
+def test_a_quick_look_at_distances_never_overlooks_a_wrong_bandwidth(
+    seed, n, same, log_bandwidth
+):
+    rng, bandwidth = np.random.default_rng(seed), 10**log_bandwidth
+    rows = rng.uniform(-1, 1, size=(n, 3))
+    rows[rng.uniform(size=n) < same] = rows[0]
+    apart = pdist(rows)
+    if Look.at(rows).tells(bandwidth):
+        assert 1e-4 <= np.median(apart[apart > 0]) / bandwidth <= 100
+
+
+def test_a_quick_look_is_enough_for_ordinary_tables():
+    rows = np.random.default_rng(0).uniform(-1, 1, size=(64, 20))
+    assert Look.at(rows).tells(1.0)
+
+
+@given(
+    hnp.arrays(
+        np.float64,
+        st.tuples(st.integers(1, 7), st.integers(1, 3)),
+        elements=st.sampled_from([0.0, 1e-300, 1e-170, 1e-9, 0.25, 0.5, 1.0])
+        | st.floats(-1, 1),
+    )
+)
+def test_rows_that_differ_at_a_glance_have_a_finite_share(table):
+    if Look.at(table).differs():
+        assert rounding_share(table, torch.float64, squares=True) < math.inf
+
+
+def test_a_glance_is_enough_to_see_that_rows_of_ordinary_tables_differ():
+    rng = np.random.default_rng(0)
+    assert Look.at(rng.uniform(-1, 1, size=(1000, 3))).differs()
+    assert Look.at(rng.integers(0, 2, size=(300, 5)).astype(float)).differs()
+    # one row far from all others, which are the same to six digits
+    table = 1e-9 * rng.normal(size=(50, 2))
+    table[0] = 1
+    assert not Look.at(table).differs()
