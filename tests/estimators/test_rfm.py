@@ -184,6 +184,15 @@ def test_a_factor_that_does_not_fit_is_refused_with_three_remedies():
         assert remedy in str(caught.value)
 
 
+def test_a_wide_table_that_does_not_fit_may_with_a_diagonal_metric():
+    x, y = np.random.default_rng(0).normal(size=(20, 3000)), np.arange(20) % 2
+    settings = {"n_iter": 1, "memory_limit": 20_000_000}
+    with pytest.raises(ValueError, match="Set diagonal=True to keep one number"):
+        RFMClassifier(**settings).fit(x, y)
+    found = RFMClassifier(diagonal=True, **settings).fit(x, y)
+    assert found.metric_.shape == (3000,)
+
+
 def test_the_best_iteration_on_rows_kept_apart_is_kept():
     settings = {"validation_fraction": 0.3, "random_state": 1, "n_iter": 4}
     machine = RFMClassifier(**settings).fit(X, WORDS)

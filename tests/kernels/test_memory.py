@@ -54,6 +54,11 @@ def test_more_of_anything_takes_more():
     assert estimate_memory(100_000, 20, 2, solver="cg") < 1e9
 
 
+def test_a_diagonal_metric_spares_the_square_of_a_wide_table():
+    assert estimate_memory(30, 30_000, 2) > 5 * 4 * 30_000**2
+    assert estimate_memory(30, 30_000, 2, diagonal=True) < 1e8
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

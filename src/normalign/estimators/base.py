@@ -217,7 +217,7 @@ class KernelMachine(FittedMachine, ABC):
         in_parts = self.max_leaf_size is not None and problem.n > self.max_leaf_size
         require_memory(
             callee, problem, solver=self.solver, limit=self.memory_limit,
-            most=self.max_leaf_size,
+            most=self.max_leaf_size, diagonal=bool(self.diagonal),
         )  # fmt: skip
         if self.bandwidth_rule == "fixed":
             warn_of_scale(callee, problem, recipe.kernel)

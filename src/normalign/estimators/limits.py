@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from scipy.spatial.distance import pdist
 
-from normalign._checks import require
+from normalign._checks import complaint
 from normalign.estimators.look import TELLING
 from normalign.estimators.placement import rounding_noise, rounding_share
 from normalign.estimators.problem import Problem
@@ -26,8 +26,9 @@ _ROUNDING, _MARGIN = 1e-3, 4
 
 
 def require_memory(
-    callee: str, problem: Problem, *, solver: str, limit: int | None, most: int | None
-) -> None:
+    callee: str, problem: Problem, *, solver: str, limit: int | None, most: int | None,
+    diagonal: bool = False,
+) -> None:  # fmt: skip
     """Complain if a fit will not fit, before anything is allocated.
 
     Parameters
@@ -38,6 +39,8 @@ def require_memory(
         Bytes above the data; by default most of what is free.
     most : int, optional
         Rows of one part.
+    diagonal : bool, default=False
+        Whether the metric is.
 
     Raises
     ------
@@ -49,22 +52,26 @@ def require_memory(
     name = "cholesky" if solver == "cholesky" else "cg"
     needed = estimate_memory(
         rows, d, problem.k, solver=name, dtype=problem.dtype, device=problem.device,
-        rank=1,
+        rank=1, diagonal=diagonal,
     )  # fmt: skip
     if limit is None and needed <= _NEVER_MIND:
         return
     allowed = limit or available_bytes(problem.device)
-    instead = (
-        'solver="cg" to keep no kernel matrix'
-        if name == "cholesky"
-        else 'dtype="float32" to halve it'
-    )
-    require(
-        needed <= allowed, callee, "memory_limit",
-        f"at least {needed / 1e6:.3g} MB to fit {rows} rows by {name}",
-        f"{allowed / 1e6:.3g} MB",
-        f"Set max_leaf_size to fit the rows in parts, or {instead}, or a larger "
-        "memory_limit.",
+    if needed <= allowed:
+        return
+    parts = "max_leaf_size to fit the rows in parts"
+    if d > rows and not diagonal:
+        parts = "diagonal=True to keep one number a column of the metric"
+    instead = 'dtype="float32" to halve it'
+    if name == "cholesky" and d <= rows:
+        instead = 'solver="cg" to keep no kernel matrix'
+    raise ValueError(
+        complaint(
+            callee, "memory_limit",
+            f"at least {needed / 1e6:.3g} MB to fit {rows} rows and {d} columns by "
+            f"{name}", f"{allowed / 1e6:.3g} MB",
+            f"Set {parts}, or {instead}, or a larger memory_limit.",
+        )
     )  # fmt: skip
 
 

@@ -35,7 +35,14 @@ from normalign.kernels.gradients import (
 )
 from normalign.kernels.tiles import spans, tile_shape
 
-__all__ = ["agop", "cheaper_form", "sum_of_squares", "with_both_sides"]
+__all__ = [
+    "agop",
+    "cheaper_form",
+    "pulls_early",
+    "sum_of_squares",
+    "symmetric",
+    "with_both_sides",
+]
 
 Form = Literal["auto", "gradients", "pairs"]
 
@@ -124,6 +131,10 @@ def centred_agop(
     if form == "auto":
         shape = len(x), len(centers), coef.shape[1], x.shape[1]
         form = cheaper_form(*shape, kernel)
+    mass = len(x) if weights is None else weights.sum()
+    early = pulls_early(len(x) + len(centers), kernel, metric)
+    if early:
+        x, centers = (pulled_back(part, kernel, metric) for part in (x, centers))
     if form == "pairs":
         if not isinstance(kernel, Radial):
             raise ValueError(
@@ -137,8 +148,7 @@ def centred_agop(
         total = sum_of_squares(
             gradients, x.new_zeros(x.shape[1]), weights, squares_only
         )
-    mass = len(x) if weights is None else weights.sum()
-    whole = with_both_sides(total, kernel, metric)
+    whole = symmetric(total) if early else with_both_sides(total, kernel, metric)
     return (whole.diagonal() if diagonal and whole.ndim == 2 else whole) / mass
 
 
@@ -155,8 +165,23 @@ def with_both_sides(total: Tensor, kernel: Kernel, metric: Tensor | None) -> Ten
     if total.ndim == 1:  # a diagonal metric scales each coordinate on its own
         return pulled_back(pulled_back(total[None], kernel, metric), kernel, metric)[0]
     half = pulled_back(total, kernel, metric)
-    whole = pulled_back(half.T, kernel, metric)
+    return symmetric(pulled_back(half.T, kernel, metric))
+
+
+def symmetric(whole: Tensor) -> Tensor:
+    """A sum of outer products without the last bits in which its halves differ."""
     return (whole + whole.T).mul_(0.5)
+
+
+def pulls_early(rows: int, kernel: Kernel, metric: Tensor | None) -> bool:
+    """Whether points, that many rows in all, should go through the metric themselves.
+
+    Gradients of points that have need no metric afterwards, which has two sides of
+    ``d`` rows: where there are fewer rows than columns that is less work.
+    """
+    if metric is None or metric.ndim == 1 or not isinstance(kernel, Radial):
+        return False
+    return rows < 2 * metric.shape[0]
 
 
 def _gradients(

@@ -66,6 +66,7 @@ def estimate_memory(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     rank: int = 1000,
+    diagonal: bool = False,
 ) -> int:
     """Return the bytes that a fit will need above its data, at its peak.
 
@@ -83,6 +84,8 @@ def estimate_memory(
     solver : {"cholesky", "cg"}
     rank : int
         Points of the preconditioner of "cg".
+    diagonal : bool, default=False
+        Whether the metric is diagonal, which spares squares of d.
 
     Examples
     --------
@@ -106,7 +109,7 @@ def estimate_memory(
     )
     device = torch.device(device)
     # the data centred and as both sides; a metric, its update and what makes it
-    data = (3 * n * (d + 2) + 5 * d * d) * dtype.itemsize
+    data = (3 * n * (d + 2) + 5 * (d if diagonal else d * d)) * dtype.itemsize
     table = min(n * k * (d + 1), 1 << 24) * dtype.itemsize
     if solver == "cg":
         main = iterative_bytes(n, k, min(rank, n), dtype=dtype)

@@ -29,9 +29,14 @@ from torch import Tensor
 
 from normalign._checks import complaint, require
 from normalign.kernels import compiled
-from normalign.kernels.agop import sum_of_squares, with_both_sides
+from normalign.kernels.agop import (
+    pulls_early,
+    sum_of_squares,
+    symmetric,
+    with_both_sides,
+)
 from normalign.kernels.functions import Gaussian, Kernel, Laplace, Radial
-from normalign.kernels.gradients import gradients_of_slopes
+from normalign.kernels.gradients import gradients_of_slopes, pulled_back
 from normalign.kernels.memory import available_bytes, direct_bytes
 from normalign.kernels.metric import learned
 from normalign.kernels.tiles import spans, square_spans, tile_shape
@@ -279,13 +284,17 @@ class DirectSolution:
         if self.triangle.slopes is None:
             return None
         points, metric = self._system.points, self._system.metric
+        kernel = self._system.kernel
+        early = pulls_early(2 * len(points), kernel, metric)
+        if early:
+            points = pulled_back(points, kernel, metric)
         gradients = gradients_of_slopes(points, self.coef, self.triangle.slopes)
         diagonal = metric is not None and metric.ndim == 1
         total = sum_of_squares(
             gradients, torch.zeros_like(points[0]), weights, diagonal
         )
-        update = with_both_sides(total, self._system.kernel, metric) / mass
-        return learned(update, metric)
+        update = symmetric(total) if early else with_both_sides(total, kernel, metric)
+        return learned(update / mass, metric)
 
 
 class CompiledSolution:
@@ -452,7 +461,9 @@ def _is_for_compiled(system: System, k: int, limit: int) -> bool:
         return False
     from normalign.kernels.compiled.memory import square_bytes
 
-    return square_bytes(n, k, points.dtype.itemsize) <= limit
+    full = system.metric is not None and system.metric.ndim == 2
+    d = points.shape[1] if full else 0
+    return square_bytes(n, d, k, points.dtype.itemsize) <= limit
 
 
 def fill_(triangle: Triangle, system: System) -> None:

@@ -132,6 +132,15 @@ def test_a_limit_of_memory_without_room_for_squares_keeps_to_the_triangle():
     assert isinstance(found._solution, DirectSolution)
 
 
+def test_a_wide_table_has_room_for_its_metric_only_if_that_is_full():
+    x, y = points(30, 900), points(30, 1, seed=1)
+    settings = {"n_iter": 1, "solver": Solver("cholesky", memory_limit=1_000_000)}
+    first, *_ = made(x, y, Laplace(2.0), metric("full", 900), **settings)
+    assert isinstance(first._solution, DirectSolution)
+    first, *_ = made(x, y, Laplace(2.0), metric("diagonal", 900), **settings)
+    assert isinstance(first._solution, CompiledSolution)
+
+
 @pytest.mark.parametrize("kernel", [Laplace(2.0, exponent=0.7), Laplace(2.0)], ids=repr)
 def test_other_kernels_and_large_tables_are_left_to_tensors(kernel, monkeypatch):
     monkeypatch.setattr(solving, "_COMPILED", 50)

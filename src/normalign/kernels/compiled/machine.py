@@ -34,7 +34,7 @@ from normalign.kernels.compiled.vectors import (
 
 __all__ = ["LEARN_PHASES", "learn", "recur", "solve", "solve_phases"]
 
-LEARN_PHASES = 6
+LEARN_PHASES = 4
 
 
 @compiled
@@ -176,40 +176,43 @@ def _judge(square: Any, rows: int, n: int, answers: Any, status: Any) -> None:
 
 @remembered
 def learn(
-    rows_x: Any, answers: Any, weights: Any, slopes: Any, rows: int,
+    images: Any, answers: Any, weights: Any, slopes: Any, rows: int, strips: int,
     metric: Any, full: bool, share: float, d: int, k: int,
-    table: Any, sums: Any, gradients: Any, total: Any, half: Any, whole: Any,
+    rows_x: Any, table: Any, sums: Any, gradients: Any, total: Any,
     phase: int, members: int, flags: Any,
 ) -> None:  # fmt: skip
     r"""The next metric: the average gradient outer product, scaled to trace d.
 
-    .. math:: s \, M S M, \qquad S = \sum_i \omega_i G_i^\top G_i, \qquad
-              G_i = \sum_j w_{ij} a_j x_j^\top - \Bigl(\sum_j w_{ij} a_j\Bigr) x_i^\top
+    .. math:: s \sum_i \omega_i G_i^\top G_i, \qquad
+              G_i = \sum_j w_{ij} a_j (M x_j)^\top
+                    - \Bigl(\sum_j w_{ij} a_j\Bigr) (M x_i)^\top
 
     Parameters
     ----------
-    rows_x : n rows of whole vectors
-        The points, and a one behind each, then zeros.
-    answers, slopes, rows, metric, full
+    images, answers, slopes, rows, strips, metric, full
         As :func:`solve` had and left them; the metric is overwritten, unless all
         gradients vanish.
     weights : array of shape (n,)
         Roots of how often each row counts.
     share : float
-        The factor s.
+        The factor s, with what images have too much.
+    rows_x : n rows of whole vectors
+        Room for the images, row by row; there is a one behind each, then zeros.
     table, sums : n rows, up to a whole tile, of k (d + 1) numbers and more
-        Of every output the points times its coefficients, and what slopes make of it.
+        Of every output the images times its coefficients, and what slopes make of it.
     gradients : n k rows of whole strips, d columns
-    total, half, whole : d rows, up to a whole tile, of whole strips
-        S, S M and M S M; the last two if the metric is full.
+    total : d rows, up to a whole tile, of whole strips
+        The sum of outer products; one row of squares, if the metric is diagonal.
     """
     n, w = len(weights), width(slopes)
     blocks = (n + BLOCK - 1) // BLOCK
     step, wide = len(table) // rows, (d + w - 1) // w * w
+    height = len(images) // (strips * w)
 
     item = first_item(flags, phase, members)
     while item < blocks:
         for i in range(item * BLOCK, min(item * BLOCK + BLOCK, n)):
+            _turn(images, height, d, i, rows_x)
             _spread(rows_x, answers, rows, d, k, i, table, i * step)
         item = next_item(flags, phase, members, item)
     wait(flags, phase, members, blocks)
@@ -226,34 +229,36 @@ def learn(
     wait(flags, phase, members, blocks)
     phase += 1
 
-    items = (d + HEIGHT - 1) // HEIGHT
+    items = (d + HEIGHT - 1) // HEIGHT if full else wide // lanes(total)
     item = first_item(flags, phase, members)
     while item < items:
-        _multiply_rows(gradients, gradients, total, n * k, wide, item)
+        if full:
+            tile = (item * HEIGHT, item * HEIGHT + HEIGHT)
+            for s in range(0, wide, w):
+                multiply(
+                    gradients, wide, gradients, s, wide, total, s, wide, n * k, tile
+                )
+        else:
+            _sum_squares(gradients, n * k, wide, item * lanes(total), total)
         item = next_item(flags, phase, members, item)
     wait(flags, phase, members, items)
     phase += 1
 
-    if full:
-        item = first_item(flags, phase, members)
-        while item < items:
-            _multiply_rows(total, metric, half, d, wide, item)
-            item = next_item(flags, phase, members, item)
-        wait(flags, phase, members, items)
-        phase += 1
-
-        item = first_item(flags, phase, members)
-        while item < items:
-            _multiply_rows(metric, half, whole, d, wide, item)
-            item = next_item(flags, phase, members, item)
-        wait(flags, phase, members, items)
-        phase += 1
-
     item = first_item(flags, phase, members)
     while item < 1:
-        _replace(metric, whole if full else total, d, wide, full, share)
+        _replace(metric, total, d, wide if full else 0, share)
         item = next_item(flags, phase, members, item)
     wait(flags, phase, members, 1)
+
+
+@compiled
+def _turn(images: Any, height: int, d: int, i: int, rows_x: Any) -> None:
+    """The image of a point, from its column to a row."""
+    w, count = width(images), lanes(images)
+    row = i * ((d + count) // count * count)
+    place = i // w * height * w + i % w
+    for p in range(d):
+        rows_x[row + p] = images[place + p * w]
 
 
 @compiled
@@ -292,41 +297,43 @@ def _gather(
 
 
 @compiled
-def _multiply_rows(a: Any, b: Any, c: Any, depth: int, wide: int, item: int) -> None:
-    """A few rows of ``C = A^T B``, all of which lie row by row."""
-    rows = (item * HEIGHT, item * HEIGHT + HEIGHT)
-    for s in range(0, wide, width(c)):
-        multiply(a, wide, b, s, wide, c, s, wide, depth, rows)
+def _sum_squares(table: Any, rows: int, wide: int, column: int, total: Any) -> None:
+    """Sums of squares of as many columns as a vector has numbers."""
+    sums = everywhere(table.dtype.type(0))
+    for i in range(rows):
+        entry = read(table, i * wide + column)
+        sums = fused(entry, entry, sums)
+    write(total, column, sums)
 
 
 @compiled
-def _replace(
-    metric: Any, table: Any, d: int, wide: int, full: bool, factor: Any
-) -> None:
-    """Overwrite a metric by a multiple of a table, made symmetric and of trace d."""
+def _replace(metric: Any, table: Any, d: int, wide: int, factor: Any) -> None:
+    """Overwrite a metric by a multiple of a table, made symmetric and of trace d.
+
+    Of a diagonal alone, if rows are no numbers wide.
+    """
     trace = metric.dtype.type(0)
     for p in range(d):
-        entry = factor * table[p * wide + p]
-        trace += entry if full else entry * metric[p] * metric[p]
+        trace += factor * table[p * wide + p]
     if not 0 < trace < np.inf:
         return
     scale = factor * (metric.dtype.type(d) / trace)
     half = scale * metric.dtype.type(0.5)
     for i in range(d):
-        if not full:
-            metric[i] = scale * table[i * wide + i] * metric[i] * metric[i]
-            continue
-        for j in range(i + 1):
-            entry = half * (table[i * wide + j] + table[j * wide + i])
-            metric[i * wide + j] = metric[j * wide + i] = entry
+        if wide:
+            for j in range(i + 1):
+                entry = half * (table[i * wide + j] + table[j * wide + i])
+                metric[i * wide + j] = metric[j * wide + i] = entry
+        else:
+            metric[i] = scale * table[i]
 
 
 @remembered
 def recur(
-    points: Any, rows_x: Any, metric: Any, full: bool, scale: float, share: float,
-    noise: float, profile: int, ridges: Any, targets: Any, weights: Any,
-    images: Any, square: Any, slopes: Any, aside: Any, answers: Any,
-    table: Any, sums: Any, gradients: Any, total: Any, half: Any, whole: Any,
+    points: Any, metric: Any, full: bool, scale: float, share: float, noise: float,
+    profile: int, ridges: Any, targets: Any, weights: Any, images: Any, square: Any,
+    slopes: Any, aside: Any, answers: Any,
+    rows_x: Any, table: Any, sums: Any, gradients: Any, total: Any,
     status: Any, least: float, most: float, d: int, rows: int, strips: int,
     phase: int, members: int, flags: Any,
 ) -> bool:  # fmt: skip
@@ -348,8 +355,8 @@ def recur(
         phase += solve_phases(n)
         if index + 1 < len(status):
             learn(
-                rows_x, answers, weights, slopes, rows, metric, full, share, d, k,
-                table, sums, gradients, total, half, whole, phase, members, flags,
+                images, answers, weights, slopes, rows, strips, metric, full, share,
+                d, k, rows_x, table, sums, gradients, total, phase, members, flags,
             )  # fmt: skip
             phase += LEARN_PHASES
     return True

@@ -17,9 +17,15 @@ def _whole(count: int, unit: int) -> int:
     return -(-count // unit) * unit
 
 
-def square_bytes(n: int, k: int, itemsize: int) -> int:
-    """Bytes of the kernel matrix and of its slopes, with their padding."""
-    return 2 * _whole(n, HEIGHT) * _whole(n + k, columns(itemsize)) * itemsize
+def square_bytes(n: int, d: int, k: int, itemsize: int) -> int:
+    """Bytes of the kernel matrix and of its slopes, and of a metric and its update.
+
+    With their padding. ``d`` is zero for a diagonal metric, which is no square.
+    """
+    wide = columns(itemsize)
+    kernel = _whole(n, HEIGHT) * _whole(n + k, wide)
+    metric = _whole(d, HEIGHT) * _whole(d, wide)
+    return 2 * (kernel + metric) * itemsize
 
 
 # The last machine's squares, for the next one: a system gives fresh memory page by
@@ -83,14 +89,16 @@ class Memory:
         """Whether this is the memory of these points and as many outputs."""
         return points is self._source and k == self._shape[2]
 
-    @property
-    def sums(self) -> tuple[np.ndarray, ...]:
-        """What gradients are made of: points, table, sums, gradients, three squares."""
+    def sums(self, full: bool) -> tuple[np.ndarray, ...]:
+        """What gradients are made of: images, table, sums, gradients, and their total.
+
+        The total is a square if the metric is full.
+        """
         if self._sums is None:
             (n, d, k), dtype = self._shape, self._dtype
-            # A one behind every point: outer products with both are made in one go.
+            # A one behind every image: outer products with both are made in one go.
             rows_x = np.zeros((n, _whole(d + 1, self.lanes)), dtype)
-            rows_x[:, :d], rows_x[:, d] = self._source.detach().numpy(), 1
+            rows_x[:, d] = 1
             # Whole vectors are written, the last of them over the end of a row.
             step = _whole(k * (d + 1), self.width) + self.lanes
             wide = _whole(d, self.width)
@@ -99,7 +107,7 @@ class Memory:
                 np.zeros(self.rows * step, dtype),
                 np.empty(self.rows * step, dtype),
                 np.zeros(n * k * wide, dtype),
-                *(np.empty(_whole(d, HEIGHT) * wide, dtype) for _ in range(3)),
+                np.empty(_whole(d, HEIGHT) * wide if full else wide, dtype),
             )
         return self._sums
 

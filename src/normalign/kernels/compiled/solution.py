@@ -71,8 +71,8 @@ class Problem:
         return self.dtype.type(value)
 
     def share(self, mass: float) -> Any:
-        """The factor of an average of gradients' outer products."""
-        return self.number(self.scale * self.scale / mass)
+        """The factor of an average of outer products; images are minus twofold."""
+        return self.number(0.25 / mass)
 
     def roots(self, weights: Tensor | None) -> np.ndarray:
         """Roots of how often rows count."""
@@ -110,11 +110,12 @@ class Factored:
         """The metric that the machine learns; the present one if gradients vanish."""
         problem, memory, answers = self.problem, self.problem.memory, self._answers
         metric, roots = problem.metric(), problem.roots(weights)
-        share, (rows_x, *sums) = problem.share(mass), memory.sums  # of all members
+        share, sums = problem.share(mass), memory.sums(problem.full)  # of all members
         together(
             lambda members, flags: learn(
-                rows_x, answers, roots, memory.slopes, memory.rows, metric,
-                problem.full, share, problem.d, problem.k, *sums, 0, members, flags,
+                memory.images, answers, roots, memory.slopes, memory.rows,
+                memory.strips, metric, problem.full, share, problem.d, problem.k,
+                *sums, 0, members, flags,
             ),
             memory.members,
             LEARN_PHASES,
@@ -173,10 +174,10 @@ def last_of(
         problem.number(problem.scale), problem.number(problem.noise),
         problem.share(mass),
     )  # fmt: skip
-    rows_x, *sums = memory.sums
+    sums = memory.sums(problem.full)
     fine = together(
         lambda members, flags: recur(
-            memory.points, rows_x, metric, problem.full, scale, share, noise,
+            memory.points, metric, problem.full, scale, share, noise,
             problem.profile, problem.ridges, problem.targets, roots, memory.images,
             memory.square, memory.slopes, memory.aside, answers, *sums, status, least,
             most, problem.d, memory.rows, memory.strips, 0, members, flags,
