@@ -239,6 +239,18 @@ def test_every_kind_of_cv_works(kind, cv):
     assert machine.best_score_ > 0.3
 
 
+@pytest.mark.parametrize("kind", [RFAMClassifierCV, RFAMRegressorCV])
+def test_no_cv_is_five_folds_shuffled_and_stratified(kind):
+    order = np.argsort(answers(kind), kind="stable")  # as tables often come
+    table, y = X[order], answers(kind)[order]
+    none = kind(**SMALL, cv=None, random_state=0).fit(table, y)
+    five = kind(**SMALL, cv=5, random_state=0).fit(table, y)
+    assert none.n_splits_ == 5
+    np.testing.assert_array_equal(
+        none.cv_results_["mean_test_score"], five.cv_results_["mean_test_score"]
+    )
+
+
 def test_groups_are_given_as_splits():
     splits = list(GroupKFold(3).split(X, groups=np.arange(90) // 10))
     machine = RFAMRegressorCV(**SMALL, cv=splits).fit(X, NUMBERS)

@@ -15,6 +15,9 @@ __all__ = ["chosen_splits", "shuffled_folds", "shuffled_split"]
 
 Split = tuple[np.ndarray, np.ndarray]
 
+# What None means, as in scikit-learn; but shuffled, like every number of folds here.
+_FOLDS = 5
+
 
 def shuffled_folds(
     n_folds: int, *, n: int, groups: np.ndarray | None, seed: int
@@ -96,9 +99,9 @@ def chosen_splits(
 
     Parameters
     ----------
-    cv : int, float, splitter or iterable
-        Number of folds; share of one validation split; or what scikit-learn takes,
-        which then sees all n rows.
+    cv : int, float, splitter, iterable or None
+        Number of folds (None: 5); share of one validation split; or what scikit-learn
+        takes, which then sees all n rows.
     alive : array of int
         Rows of positive weight.
     n : int
@@ -116,6 +119,7 @@ def chosen_splits(
     if answers.codes is not None:
         _, labels = np.unique(answers.codes, axis=0, return_inverse=True)
         labels = labels.ravel()
+    cv = _FOLDS if cv is None else cv
     whole = isinstance(cv, Integral)
     if isinstance(cv, Real) and not isinstance(cv, bool):
         number = float(cv)

@@ -271,9 +271,10 @@ class RFAMClassifierCV(_Selecting, RFAMClassifier):  # type: ignore[misc]
         0 is the covariance alone, 1 an RFM.
     n_iter : int, default=5
         Iterations 0 to `n_iter` are candidates.
-    cv : int, float, splitter or iterable, default=5
-        Number of stratified folds; or the share of rows in one validation split; or
-        what scikit-learn takes for `cv` (for groups pass the list of splits).
+    cv : int, float, splitter, iterable or None, default=5
+        Number of shuffled, stratified folds, 5 for None; or the share of rows in one
+        validation split; or what scikit-learn takes for `cv` (for groups pass the list
+        of splits).
     scoring : str or callable, optional
         As in scikit-learn; by default accuracy, the mean over label columns. Weights
         are passed on to it, so it must take them if there are any. A candidate with a
@@ -334,9 +335,9 @@ class RFAMRegressorCV(_Selecting, RFAMRegressor):  # type: ignore[misc]
 
     Parameters
     ----------
-    cv : int, float, splitter or iterable, default=5
-        Number of folds; or the share of rows in one validation split; or what
-        scikit-learn takes for `cv` (for groups pass the list of splits).
+    cv : int, float, splitter, iterable or None, default=5
+        Number of shuffled folds, 5 for None; or the share of rows in one validation
+        split; or what scikit-learn takes for `cv` (for groups pass the list of splits).
     scoring : str or callable, optional
         As in scikit-learn; by default R squared. Weights are passed on to it, so it
         must take them if there are any. A candidate with a score of NaN is never
