@@ -251,6 +251,74 @@ def test_no_cv_is_five_folds_shuffled_and_stratified(kind):
     )
 
 
+class Halves:
+    """A splitter that remembers what it saw, and divides by the first column."""
+
+    def split(self, table, y=None, groups=None):
+        self.table, self.y = table, y
+        column = np.asarray(table)[:, 0]
+        low = column <= np.median(column)
+        yield np.flatnonzero(low), np.flatnonzero(~low)
+        yield ~low, low  # masks do, too
+
+    def get_n_splits(self, *_):
+        return 2
+
+
+@pytest.mark.parametrize("kind", [RFAMClassifierCV, RFAMRegressorCV])
+def test_a_splitter_sees_the_table_and_the_answers(kind):
+    halves = Halves()
+    weights = np.where(np.arange(90) < 80, 1.0, 0.0)
+    machine = kind(**SMALL, cv=halves, random_state=0).fit(X, answers(kind), weights)
+    assert machine.n_splits_ == 2
+    np.testing.assert_array_equal(halves.table, X)
+    np.testing.assert_array_equal(halves.y, answers(kind))
+
+
+def test_a_splitter_sees_the_columns_of_a_frame_by_name():
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    halves, frame = Halves(), pandas.DataFrame(X, columns=["a", "b", "c"])
+    RFAMRegressorCV(**SMALL, cv=halves).fit(frame, NUMBERS)
+    assert halves.table is frame
+
+
+def test_what_a_splitter_of_scikit_learn_refuses_is_refused():
+    machine = RFAMRegressorCV(**SMALL, cv=StratifiedKFold(3))
+    words = "^RFAMRegressorCV: cv must be .*, got one that says: .*continuous"
+    with pytest.raises(ValueError, match=words) as caught:
+        machine.fit(X, NUMBERS)
+    assert isinstance(caught.value.__cause__, ValueError)
+    RFAMClassifierCV(**SMALL, cv=StratifiedKFold(3)).fit(X, WORDS)
+
+
+def test_label_columns_are_stratified_by_their_combinations():
+    two = np.stack([WORDS.astype(object), (X[:, 1] > 0).astype(object)], axis=1)
+    machine = RFAMClassifierCV(**SMALL, cv=StratifiedKFold(2)).fit(X, two)
+    assert machine.n_splits_ == 2
+
+
+@pytest.mark.parametrize(
+    ("cv", "error", "words"),
+    [
+        (GroupKFold(3), ValueError, "'groups' parameter .* pass the list of splits"),
+        (KFold, TypeError, "got one that says"),
+        ([1, 2], TypeError, "got one that says: cannot unpack"),
+        (np.array(3), ValueError, "a number of folds, a share, a splitter"),
+        ([([0, 1], [90])], ValueError, "row numbers below 90 .*, got rows 90 to 90"),
+        ([([0, -91], [1])], ValueError, "got rows -91 to 0"),
+        ([([0, 1], [])], ValueError, "row numbers below 90 .* of shape"),
+        ([([[0, 1]], [2])], ValueError, "row numbers below 90 .* of shape"),
+        ([([0.5, 1.5], [2])], TypeError, "row numbers .* Pass integers"),
+        ([([True, False], [2])], TypeError, "row numbers .* Pass integers"),
+        ([([[0], [1, 2]], [2])], ValueError, "got one that says"),
+    ],
+)
+def test_splits_that_cannot_be_taken_are_refused_in_the_house_form(cv, error, words):
+    machine = RFAMRegressorCV(**SMALL, cv=cv)
+    with pytest.raises(error, match=f"^RFAMRegressorCV: cv must be .*{words}"):
+        machine.fit(X, NUMBERS)
+
+
 def test_groups_are_given_as_splits():
     splits = list(GroupKFold(3).split(X, groups=np.arange(90) // 10))
     machine = RFAMRegressorCV(**SMALL, cv=splits).fit(X, NUMBERS)

@@ -162,7 +162,9 @@ class _Selecting:
             len(alive) > 1, callee, "X", "of at least two rows to be divided",
             f"{len(alive)} sample",
         )  # fmt: skip
-        splits = chosen_splits(callee, self.cv, alive, len(table), answers, seed)
+        # columns by which a splitter may go have names only in a frame
+        given = (X if hasattr(X, "columns") else table), y
+        splits = chosen_splits(callee, self.cv, given, alive, answers, seed)
         table, truth = table[alive], _plain_answers(answers)
         mass = None if weights is None else weights[alive]
 
@@ -274,7 +276,8 @@ class RFAMClassifierCV(_Selecting, RFAMClassifier):  # type: ignore[misc]
     cv : int, float, splitter, iterable or None, default=5
         Number of shuffled, stratified folds, 5 for None; or the share of rows in one
         validation split; or what scikit-learn takes for `cv` (for groups pass the list
-        of splits).
+        of splits). A splitter sees X, y and rows of weight zero; of several label
+        columns it sees the number of their combination.
     scoring : str or callable, optional
         As in scikit-learn; by default accuracy, the mean over label columns. Weights
         are passed on to it, so it must take them if there are any. A candidate with a
@@ -338,6 +341,7 @@ class RFAMRegressorCV(_Selecting, RFAMRegressor):  # type: ignore[misc]
     cv : int, float, splitter, iterable or None, default=5
         Number of shuffled folds, 5 for None; or the share of rows in one validation
         split; or what scikit-learn takes for `cv` (for groups pass the list of splits).
+        A splitter sees X, y and rows of weight zero.
     scoring : str or callable, optional
         As in scikit-learn; by default R squared. Weights are passed on to it, so it
         must take them if there are any. A candidate with a score of NaN is never
