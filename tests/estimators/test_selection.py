@@ -15,10 +15,12 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from normalign.estimators import RFAMClassifier, RFAMRegressor
+from normalign.estimators import leaves as leaves_module
 from normalign.estimators import selection as selection_module
 from normalign.estimators.candidates import best_candidate
 from normalign.estimators.folds import shuffled_folds, shuffled_split
 from normalign.estimators.selection import RFAMClassifierCV, RFAMRegressorCV
+from normalign.estimators.trajectories import scored_trajectory
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(90, 3))
@@ -437,6 +439,27 @@ def test_workers_do_not_change_the_choice():
     np.testing.assert_allclose(
         together.cv_results_["mean_test_score"], alone.cv_results_["mean_test_score"]
     )
+
+
+@pytest.mark.parametrize(
+    ("n_jobs", "limit", "share"),
+    [(1, 10**8, 10**8), (2, 10**8, 10**8 // 2), (64, 10**8, 10**8 // 8),
+     (1, None, None), (2, None, 1 << 30)],
+)  # fmt: skip
+def test_workers_at_one_time_share_the_memory(monkeypatch, n_jobs, limit, share):
+    allowed = []
+
+    def watched(job):
+        allowed.append(job.parameters["memory_limit"])
+        return scored_trajectory(job)
+
+    monkeypatch.setattr(selection_module, "scored_trajectory", watched)
+    monkeypatch.setattr(leaves_module, "available_bytes", lambda device: 2 << 30)
+    machine = RFAMRegressorCV(**SMALL, cv=2, n_jobs=n_jobs, memory_limit=limit)
+    with joblib.parallel_config("threading"):
+        machine.fit(X, NUMBERS)
+    assert allowed == [share] * 8
+    assert machine.memory_limit == limit
 
 
 def test_weights_count_as_repetitions_in_fits_and_scores():

@@ -22,8 +22,9 @@ from normalign.estimators.candidates import (
     results_table,
 )
 from normalign.estimators.folds import chosen_splits
-from normalign.estimators.leaves import Clock
+from normalign.estimators.leaves import Clock, memory_share
 from normalign.estimators.parameters import check_parameters
+from normalign.estimators.placement import chosen_device
 from normalign.estimators.rfam import RFAMClassifier, RFAMRegressor
 from normalign.estimators.sweeps import jobs_at_once, parallel
 from normalign.estimators.targets import Answers, side_by_side
@@ -185,12 +186,14 @@ class _Selecting:
             for weight in self.identity_weights
             for ridge in self.ridges
         ]
-        clock = Clock(deadline, jobs_at_once(self.n_jobs))
+        at_once = min(jobs_at_once(self.n_jobs), len(pairs) * len(folds))
+        clock = Clock(deadline, at_once)
+        shared = plain.get_params(deep=False)
+        shared["memory_limit"] = self._share(plain, folds, at_once)
         jobs = [
             TrajectoryJob(
                 classes,
-                plain.get_params(deep=False)
-                | {"ridge": ridge, "identity_weight": weight},
+                shared | {"ridge": ridge, "identity_weight": weight},
                 fold,
                 scorer,
                 callee,
@@ -210,6 +213,13 @@ class _Selecting:
         results = results_table(pairs, found, len(folds), int(self.n_iter))
         check_scores(callee, results, found)
         return results
+
+    def _share(self, plain: Any, folds: list[Fold], n_jobs: int) -> int | None:
+        """The memory limit of one of that many jobs, on the device of their fold."""
+        device = chosen_device(
+            type(self).__name__, plain.device, max(len(fold.train[0]) for fold in folds)
+        )
+        return memory_share(self.memory_limit, n_jobs, device)
 
 
 def _scorer(callee: str, plain: Any, scoring: Any) -> Any:
@@ -287,7 +297,8 @@ class RFAMClassifierCV(_Selecting, RFAMClassifier):  # type: ignore[misc]
         best candidate that was scored on all folds is fitted. The first pair of ridge
         and identity weight is always scored, as far as iteration 0.
     n_jobs : int, optional
-        Workers of joblib; folds and candidates are independent.
+        Workers of joblib; folds and candidates are independent. Those that work at
+        one time share `memory_limit`, or what is free.
     random_state : int, RandomState or None, default=None
         For folds, and handed to every fit.
     kernel, exponent, bandwidth, bandwidth_rule, diagonal, center, solver, device, \
