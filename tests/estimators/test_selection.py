@@ -462,6 +462,35 @@ def test_workers_at_one_time_share_the_memory(monkeypatch, n_jobs, limit, share)
     assert machine.memory_limit == limit
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        # 90 rows in float64: a triangle, tiles that fill it, copies of the data
+        ({"solver": "cholesky", "memory_limit": 10**4}, "fit 90 rows by cholesky, got"),
+        ({"memory_limit": 10**3}, "fit 90 rows by cg, got"),
+        (
+            {"solver": "cholesky", "memory_limit": 3 * 10**5, "n_jobs": 8},
+            "fit 45 rows by cholesky, 8 times at once, got 0.3 MB. Set fewer n_jobs",
+        ),
+    ],
+)
+def test_too_little_memory_is_told_before_the_search(monkeypatch, changes, words):
+    monkeypatch.setattr(selection_module, "parallel", None)
+    machine = RFAMRegressorCV(**SMALL, cv=2, **changes)
+    words = f"^RFAMRegressorCV: memory_limit must be at least .* MB to {words}"
+    with joblib.parallel_config("threading"), pytest.raises(ValueError, match=words):
+        machine.fit(X, NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "scale", "words"),
+    [({}, 1e305, "X must be spread over"), ({"device": "none"}, 1.0, "device must be")],
+)
+def test_complaints_are_made_in_the_name_of_the_search(changes, scale, words):
+    with pytest.raises(ValueError, match=f"^RFAMRegressorCV: {words}"):
+        RFAMRegressorCV(**SMALL, **changes).fit(scale * X, NUMBERS)
+
+
 def test_weights_count_as_repetitions_in_fits_and_scores():
     whole = WEIGHTS.astype(int)
     splits = list(KFold(3).split(X))

@@ -26,7 +26,13 @@ _ROUNDING, _MARGIN = 1e-3, 4
 
 
 def require_memory(
-    callee: str, problem: Problem, *, solver: str, limit: int | None, most: int | None
+    callee: str,
+    problem: Problem,
+    *,
+    solver: str,
+    limit: int | None,
+    most: int | None,
+    n_jobs: int = 1,
 ) -> None:
     """Complain if a fit will not fit, before anything is allocated.
 
@@ -38,11 +44,13 @@ def require_memory(
         Bytes above the data; by default most of what is free.
     most : int, optional
         Rows of one part.
+    n_jobs : int, default=1
+        How many such fits share the limit at one time.
 
     Raises
     ------
     ValueError
-        With three remedies.
+        With three remedies, or four.
     """
     n, d = problem.table.shape
     rows = n if most is None else min(n, int(most))
@@ -59,11 +67,14 @@ def require_memory(
         if name == "cholesky"
         else 'dtype="float32" to halve it'
     )
+    times, fewer = "", ""
+    if n_jobs > 1:
+        times, fewer = f", {n_jobs} times at once", "fewer n_jobs, or "
     require(
-        needed <= allowed, callee, "memory_limit",
-        f"at least {needed / 1e6:.3g} MB to fit {rows} rows by {name}",
+        n_jobs * needed <= allowed, callee, "memory_limit",
+        f"at least {n_jobs * needed / 1e6:.3g} MB to fit {rows} rows by {name}{times}",
         f"{allowed / 1e6:.3g} MB",
-        f"Set max_leaf_size to fit the rows in parts, or {instead}, or a larger "
+        f"Set {fewer}max_leaf_size to fit the rows in parts, or {instead}, or a larger "
         "memory_limit.",
     )  # fmt: skip
 

@@ -23,8 +23,9 @@ from normalign.estimators.candidates import (
 )
 from normalign.estimators.folds import chosen_splits
 from normalign.estimators.leaves import Clock, memory_share
+from normalign.estimators.limits import require_memory
 from normalign.estimators.parameters import check_parameters
-from normalign.estimators.placement import chosen_device
+from normalign.estimators.problem import Problem
 from normalign.estimators.rfam import RFAMClassifier, RFAMRegressor
 from normalign.estimators.sweeps import jobs_at_once, parallel
 from normalign.estimators.targets import Answers, side_by_side
@@ -168,6 +169,8 @@ class _Selecting:
         splits = chosen_splits(callee, self.cv, given, alive, answers, seed)
         table, truth = table[alive], _plain_answers(answers)
         mass = None if weights is None else weights[alive]
+        # What the fit to all rows will be refused for is said before the search.
+        _require_memory(plain, plain._problem(table, answers, mass, Origin.of(X)))
 
         def part(rows: np.ndarray) -> Any:
             return table[rows], truth[rows], None if mass is None else mass[rows]
@@ -215,11 +218,19 @@ class _Selecting:
         return results
 
     def _share(self, plain: Any, folds: list[Fold], n_jobs: int) -> int | None:
-        """The memory limit of one of that many jobs, on the device of their fold."""
-        device = chosen_device(
-            type(self).__name__, plain.device, max(len(fold.train[0]) for fold in folds)
-        )
-        return memory_share(self.memory_limit, n_jobs, device)
+        """The memory limit of one of that many jobs; their largest fold fits it."""
+        table, y, weights = max((fold.train for fold in folds), key=lambda p: len(p[0]))
+        answers = plain._answers(y, len(table), None)
+        problem = plain._problem(table, answers, weights, Origin())
+        _require_memory(plain, problem, n_jobs)
+        return memory_share(self.memory_limit, n_jobs, problem.device)
+
+
+def _require_memory(plain: Any, problem: Problem, n_jobs: int = 1) -> None:
+    require_memory(
+        type(plain).__name__, problem, solver=plain.solver, limit=plain.memory_limit,
+        most=plain.max_leaf_size, n_jobs=n_jobs,
+    )  # fmt: skip
 
 
 def _scorer(callee: str, plain: Any, scoring: Any) -> Any:
