@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from types import SimpleNamespace
 
 import joblib
 import numpy as np
@@ -17,10 +18,11 @@ from sklearn.utils.estimator_checks import check_estimator
 from normalign.estimators import RFAMClassifier, RFAMRegressor
 from normalign.estimators import leaves as leaves_module
 from normalign.estimators import selection as selection_module
+from normalign.estimators import trajectories as trajectories_module
 from normalign.estimators.candidates import best_candidate
 from normalign.estimators.folds import shuffled_folds, shuffled_split
 from normalign.estimators.selection import RFAMClassifierCV, RFAMRegressorCV
-from normalign.estimators.trajectories import scored_trajectory
+from normalign.estimators.trajectories import rounds_left, scored_trajectory
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(90, 3))
@@ -404,6 +406,42 @@ def test_a_time_limit_already_past_still_gives_a_machine(kind):
     assert machine.best_params_ == {"ridge": 1.0, "identity_weight": 0.0, "n_iter": 0}
     assert machine.n_iter_ == 0
     assert len(machine.predict(X)) == 90
+
+
+@pytest.fixture
+def seconds(monkeypatch):
+    """A clock that goes on only when it is told to, for search and jobs."""
+    told = SimpleNamespace(now=0.0)
+    clock = SimpleNamespace(time=lambda: told.now, monotonic=lambda: told.now)
+    for module in (selection_module, leaves_module, trajectories_module):
+        monkeypatch.setattr(module, "time", clock)
+    return told
+
+
+@pytest.mark.parametrize(
+    # of 40 s the search has 30: 6 for each of five folds, iterations 0 to 5
+    ("limit", "iterations"), [(40.0, 6), (20.0, 3), (1e-9, 1), (1000.0, 21)]
+)  # fmt: skip
+def test_the_folds_of_a_candidate_have_the_same_time(seconds, limit, iterations):
+    def takes_a_second(machine, x, y):
+        seconds.now += 1
+        return 0.0
+
+    machine = RFAMRegressorCV(
+        **{**SMALL, "n_iter": 20}, cv=5, scoring=takes_a_second, random_state=0,
+        time_limit_s=limit,
+    ).fit(X[:30], NUMBERS[:30])  # fmt: skip
+    scored = [
+        int(np.isfinite(machine.cv_results_[f"split{fold}_test_score"][:21]).sum())
+        for fold in range(5)
+    ]
+    assert scored == [iterations] * 5
+
+
+def test_folds_at_one_time_have_the_time_of_their_rounds():
+    assert [rounds_left(job, 5, 1) for job in range(10)] == [5, 4, 3, 2, 1] * 2
+    assert [rounds_left(job, 5, 4) for job in range(5)] == [2, 2, 2, 2, 1]
+    assert [rounds_left(job, 5, 8) for job in range(10)] == [1] * 5 + [2] * 3 + [1] * 2
 
 
 def test_an_interrupted_search_leaves_the_estimator_as_it_was(monkeypatch):

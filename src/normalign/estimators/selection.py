@@ -32,6 +32,7 @@ from normalign.estimators.targets import Answers, side_by_side
 from normalign.estimators.trajectories import (
     Fold,
     TrajectoryJob,
+    rounds_left,
     scored_trajectory,
 )
 
@@ -201,10 +202,11 @@ class _Selecting:
                 scorer,
                 callee,
                 needed=number == 0,
+                rounds=rounds_left(number * len(folds) + place, len(folds), at_once),
                 clock=clock,
             )
             for number, (ridge, weight) in enumerate(pairs)
-            for fold in folds
+            for place, fold in enumerate(folds)
         ]
         bar = tqdm(
             parallel(scored_trajectory, jobs, self.n_jobs),
@@ -305,8 +307,9 @@ class RFAMClassifierCV(_Selecting, RFAMClassifier):  # type: ignore[misc]
         score of NaN is never chosen.
     time_limit_s : float, optional
         After three quarters of it no trajectory and no iteration is begun, and the
-        best candidate that was scored on all folds is fitted. The first pair of ridge
-        and identity weight is always scored, as far as iteration 0.
+        best candidate that was scored on all folds is fitted. The folds of a pair of
+        ridge and identity weight have the same share of the time left. The first pair
+        is always scored, as far as iteration 0.
     n_jobs : int, optional
         Workers of joblib; folds and candidates are independent. Those that work at
         one time share `memory_limit`, or what is free.
