@@ -198,6 +198,27 @@ def test_a_class_that_a_scorer_cannot_do_without_is_spoken_of(scoring):
 
 
 @pytest.mark.parametrize(
+    ("scoring", "error"),
+    [
+        ("roc_auc", ValueError),
+        ("precision", ValueError),
+        (lambda machine, x, y: "good", ValueError),
+        (lambda machine, x, y: {"score": 1.0}, TypeError),
+        (lambda machine, x: 1.0, TypeError),
+    ],
+    ids=["roc_auc", "precision", "text", "dict", "two arguments"],
+)
+@pytest.mark.parametrize("columns", [1, 2])
+def test_no_class_is_said_to_be_missing_where_none_is(scoring, error, columns):
+    y = WORDS if columns == 1 else np.stack([WORDS, WORDS[::-1]], axis=1)
+    machine = RFAMClassifierCV(**SMALL, cv=2, scoring=scoring, random_state=0)
+    words = r"^RFAMClassifierCV: scoring must be .* one that says: .*[^.]\. Call it"
+    with pytest.raises(error, match=words) as caught:
+        machine.fit(X, y)
+    assert "fewer folds" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "scoring", ["neg_max_error", lambda machine, x, y: 0.0], ids=["name", "callable"]
 )
 def test_a_scorer_that_takes_no_weights_is_refused_with_weights(scoring):

@@ -236,12 +236,17 @@ def _asked(scorer: Callable[..., Any], view: Any, job: TrajectoryJob) -> float:
         if weights is not None and "sample_weight" in str(error):
             rule = "a scorer that takes sample_weight, because weights are given"
             remedy = "Give it an argument sample_weight=None."
-        elif job.classes:
+        elif job.classes and _lacks_a_class(job.fold):
             remedy = (
                 "A class with fewer rows than folds is missing on one side of some "
                 "split: take fewer folds, or merge rare classes."
             )
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(
-            complaint(job.callee, "scoring", rule, f"one that says: {error}", remedy)
-        ) from error
+        said = f"one that says: {str(error).rstrip('.')}"
+        raise kind(complaint(job.callee, "scoring", rule, said, remedy)) from error
+
+
+def _lacks_a_class(fold: Fold) -> bool:
+    """Whether a class, in any label column, is on one side of a split only."""
+    sides = [y.reshape(len(y), -1).T.tolist() for _, y, _ in (fold.train, fold.test)]
+    return any(set(one) != set(other) for one, other in zip(*sides, strict=True))
