@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,6 +25,7 @@ _NEVER_MIND = 1 << 26
 # Share of small distances that rounding may be without a word, and how far below that
 # a quick look must find it.
 _ROUNDING, _MARGIN = 1e-3, 4
+_HERE = str(Path(__file__).parent)
 
 
 def require_memory(
@@ -99,7 +102,7 @@ def warn_of_scale(callee: str, problem: Problem, kernel: Kernel) -> None:
         f"{finding}. Scale the columns (StandardScaler), or set "
         'bandwidth_rule="median".',
         UserWarning,
-        stacklevel=4,
+        stacklevel=_callers_level(),
     )
 
 
@@ -121,5 +124,13 @@ def warn_of_rounding(callee: str, problem: Problem, kernel: Kernel) -> None:
         'them may be rounding in float32. Set dtype="float64", or scale the columns '
         "(StandardScaler; RobustScaler if there are outliers).",
         UserWarning,
-        stacklevel=4,
+        stacklevel=_callers_level(),
     )
+
+
+def _callers_level() -> int:
+    """How far up the line is that called an estimator; a search is one floor more."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame, level = frame.f_back, level + 1
+    return level
