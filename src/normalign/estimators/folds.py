@@ -175,13 +175,10 @@ def _given_splits(
         ]
     except (IndexError, TypeError, ValueError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(
-            complaint(
-                callee, "cv", "such that it divides these rows in two, some times",
-                f"one that says: {str(error).rstrip('.')}",
-                "For groups pass the list of splits.",
-            )
-        ) from error  # fmt: skip
+        rule = "a splitter, or splits, by which these rows can be divided"
+        said = f"one that says: {str(error).rstrip('.')}"
+        remedy = "For groups pass the list of splits." if "group" in said else ""
+        raise kind(complaint(callee, "cv", rule, said, remedy)) from error
     place = np.full(n, -1)
     place[alive] = np.arange(len(alive))
     splits = []
