@@ -8,6 +8,7 @@ import pytest
 from normalign.estimators import RFMRegressor
 from normalign.estimators.arrays import checked_features
 from normalign.estimators.base import two_seeds
+from normalign.estimators.selection import RFAMRegressorCV
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,22 @@ def test_a_bandwidth_that_tells_no_rows_apart_is_warned_about(bandwidth, said):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         machine.fit(x, y)
+
+
+@pytest.mark.parametrize("kind", [RFMRegressor, RFAMRegressorCV])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"bandwidth": 1e6}, "all rows alike"), ({"dtype": "float32"}, "be rounding in")],
+)
+def test_a_warning_points_at_the_line_that_fits(kind, changes, said):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 3)), rng.normal(size=30)
+    if "dtype" in changes:
+        x[0] = 1e6
+    with pytest.warns(UserWarning, match=said) as caught:
+        kind(n_iter=0, **changes).fit(x, y)
+    (warning,) = [one for one in caught if said in str(one.message)]
+    assert warning.filename == __file__
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

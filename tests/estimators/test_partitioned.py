@@ -13,6 +13,7 @@ import torch
 from sklearn.utils.estimator_checks import check_estimator
 
 from normalign.estimators import RFAMRegressor, RFMClassifier, RFMRegressor
+from normalign.estimators import leaves as leaves_module
 from normalign.estimators.blended import BlendedMachine, assembled
 from normalign.estimators.leaves import Clock, LeafJob, Recipe, fit_leaf, shared_threads
 from normalign.estimators.partitioned import fit_partitioned, merged
@@ -402,7 +403,14 @@ def test_memory_is_divided_among_workers():
     recipe = dataclasses.replace(RECIPE, solver=solver)
     assert recipe.sharing(4).solver.memory_limit == 250
     assert recipe.sharing(1).solver.memory_limit == 1000
-    assert RECIPE.sharing(4).solver.memory_limit is None
+    assert RECIPE.sharing(1).solver.memory_limit is None
+
+
+def test_what_is_free_is_divided_among_workers(monkeypatch):
+    monkeypatch.setattr(leaves_module, "available_bytes", lambda device: 4 << 30)
+    assert RECIPE.sharing(4).solver.memory_limit == 1 << 30
+    # of so little nobody is asked what is free, whoever works beside
+    assert RECIPE.sharing(4096).solver.memory_limit == 1 << 26
 
 
 def test_a_bar_counts_leaves_and_iterations(capfd):

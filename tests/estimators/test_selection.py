@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from types import SimpleNamespace
 
 import joblib
 import numpy as np
@@ -15,10 +16,13 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from normalign.estimators import RFAMClassifier, RFAMRegressor
+from normalign.estimators import leaves as leaves_module
 from normalign.estimators import selection as selection_module
+from normalign.estimators import trajectories as trajectories_module
 from normalign.estimators.candidates import best_candidate
 from normalign.estimators.folds import shuffled_folds, shuffled_split
 from normalign.estimators.selection import RFAMClassifierCV, RFAMRegressorCV
+from normalign.estimators.trajectories import rounds_left, scored_trajectory
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(90, 3))
@@ -194,6 +198,27 @@ def test_a_class_that_a_scorer_cannot_do_without_is_spoken_of(scoring):
 
 
 @pytest.mark.parametrize(
+    ("scoring", "error"),
+    [
+        ("roc_auc", ValueError),
+        ("precision", ValueError),
+        (lambda machine, x, y: "good", ValueError),
+        (lambda machine, x, y: {"score": 1.0}, TypeError),
+        (lambda machine, x: 1.0, TypeError),
+    ],
+    ids=["roc_auc", "precision", "text", "dict", "two arguments"],
+)
+@pytest.mark.parametrize("columns", [1, 2])
+def test_no_class_is_said_to_be_missing_where_none_is(scoring, error, columns):
+    y = WORDS if columns == 1 else np.stack([WORDS, WORDS[::-1]], axis=1)
+    machine = RFAMClassifierCV(**SMALL, cv=2, scoring=scoring, random_state=0)
+    words = r"^RFAMClassifierCV: scoring must be .* one that says: .*[^.]\. Call it"
+    with pytest.raises(error, match=words) as caught:
+        machine.fit(X, y)
+    assert "fewer folds" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "scoring", ["neg_max_error", lambda machine, x, y: 0.0], ids=["name", "callable"]
 )
 def test_a_scorer_that_takes_no_weights_is_refused_with_weights(scoring):
@@ -237,6 +262,86 @@ def test_every_kind_of_cv_works(kind, cv):
     assert machine.n_splits_ == (2 if cv == 2 or isinstance(cv, KFold) else 1)
     assert len(machine.cv_results_["mean_test_score"]) == 12
     assert machine.best_score_ > 0.3
+
+
+@pytest.mark.parametrize("kind", [RFAMClassifierCV, RFAMRegressorCV])
+def test_no_cv_is_five_folds_shuffled_and_stratified(kind):
+    order = np.argsort(answers(kind), kind="stable")  # as tables often come
+    table, y = X[order], answers(kind)[order]
+    none = kind(**SMALL, cv=None, random_state=0).fit(table, y)
+    five = kind(**SMALL, cv=5, random_state=0).fit(table, y)
+    assert none.n_splits_ == 5
+    np.testing.assert_array_equal(
+        none.cv_results_["mean_test_score"], five.cv_results_["mean_test_score"]
+    )
+
+
+class Halves:
+    """A splitter that remembers what it saw, and divides by the first column."""
+
+    def split(self, table, y=None, groups=None):
+        self.table, self.y = table, y
+        column = np.asarray(table)[:, 0]
+        low = column <= np.median(column)
+        yield np.flatnonzero(low), np.flatnonzero(~low)
+        yield ~low, low  # masks do, too
+
+    def get_n_splits(self, *_):
+        return 2
+
+
+@pytest.mark.parametrize("kind", [RFAMClassifierCV, RFAMRegressorCV])
+def test_a_splitter_sees_the_table_and_the_answers(kind):
+    halves = Halves()
+    weights = np.where(np.arange(90) < 80, 1.0, 0.0)
+    machine = kind(**SMALL, cv=halves, random_state=0).fit(X, answers(kind), weights)
+    assert machine.n_splits_ == 2
+    np.testing.assert_array_equal(halves.table, X)
+    np.testing.assert_array_equal(halves.y, answers(kind))
+
+
+def test_a_splitter_sees_the_columns_of_a_frame_by_name():
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    halves, frame = Halves(), pandas.DataFrame(X, columns=["a", "b", "c"])
+    RFAMRegressorCV(**SMALL, cv=halves).fit(frame, NUMBERS)
+    assert halves.table is frame
+
+
+def test_what_a_splitter_of_scikit_learn_refuses_is_refused():
+    machine = RFAMRegressorCV(**SMALL, cv=StratifiedKFold(3))
+    words = "^RFAMRegressorCV: cv must be .*, got one that says: .*continuous"
+    with pytest.raises(ValueError, match=words) as caught:
+        machine.fit(X, NUMBERS)
+    assert isinstance(caught.value.__cause__, ValueError)
+    RFAMClassifierCV(**SMALL, cv=StratifiedKFold(3)).fit(X, WORDS)
+
+
+def test_label_columns_are_stratified_by_their_combinations():
+    two = np.stack([WORDS.astype(object), (X[:, 1] > 0).astype(object)], axis=1)
+    machine = RFAMClassifierCV(**SMALL, cv=StratifiedKFold(2)).fit(X, two)
+    assert machine.n_splits_ == 2
+
+
+@pytest.mark.parametrize(
+    ("cv", "error", "words"),
+    [
+        (GroupKFold(3), ValueError, "'groups' parameter .* pass the list of splits"),
+        (KFold, TypeError, "got one that says"),
+        ([1, 2], TypeError, "got one that says: cannot unpack"),
+        (np.array(3), ValueError, "a number of folds, a share, a splitter"),
+        ([([0, 1], [90])], ValueError, "row numbers below 90 .*, got rows 90 to 90"),
+        ([([0, -91], [1])], ValueError, "got rows -91 to 0"),
+        ([([0, 1], [])], ValueError, "row numbers below 90 .* of shape"),
+        ([([[0, 1]], [2])], ValueError, "row numbers below 90 .* of shape"),
+        ([([0.5, 1.5], [2])], TypeError, "row numbers .* Pass integers"),
+        ([([True, False], [2])], TypeError, "row numbers .* Pass integers"),
+        ([([[0], [1, 2]], [2])], ValueError, "got one that says"),
+    ],
+)
+def test_splits_that_cannot_be_taken_are_refused_in_the_house_form(cv, error, words):
+    machine = RFAMRegressorCV(**SMALL, cv=cv)
+    with pytest.raises(error, match=f"^RFAMRegressorCV: cv must be .*{words}"):
+        machine.fit(X, NUMBERS)
 
 
 def test_groups_are_given_as_splits():
@@ -324,6 +429,42 @@ def test_a_time_limit_already_past_still_gives_a_machine(kind):
     assert len(machine.predict(X)) == 90
 
 
+@pytest.fixture
+def seconds(monkeypatch):
+    """A clock that goes on only when it is told to, for search and jobs."""
+    told = SimpleNamespace(now=0.0)
+    clock = SimpleNamespace(time=lambda: told.now, monotonic=lambda: told.now)
+    for module in (selection_module, leaves_module, trajectories_module):
+        monkeypatch.setattr(module, "time", clock)
+    return told
+
+
+@pytest.mark.parametrize(
+    # of 40 s the search has 30: 6 for each of five folds, iterations 0 to 5
+    ("limit", "iterations"), [(40.0, 6), (20.0, 3), (1e-9, 1), (1000.0, 21)]
+)  # fmt: skip
+def test_the_folds_of_a_candidate_have_the_same_time(seconds, limit, iterations):
+    def takes_a_second(machine, x, y):
+        seconds.now += 1
+        return 0.0
+
+    machine = RFAMRegressorCV(
+        **{**SMALL, "n_iter": 20}, cv=5, scoring=takes_a_second, random_state=0,
+        time_limit_s=limit,
+    ).fit(X[:30], NUMBERS[:30])  # fmt: skip
+    scored = [
+        int(np.isfinite(machine.cv_results_[f"split{fold}_test_score"][:21]).sum())
+        for fold in range(5)
+    ]
+    assert scored == [iterations] * 5
+
+
+def test_folds_at_one_time_have_the_time_of_their_rounds():
+    assert [rounds_left(job, 5, 1) for job in range(10)] == [5, 4, 3, 2, 1] * 2
+    assert [rounds_left(job, 5, 4) for job in range(5)] == [2, 2, 2, 2, 1]
+    assert [rounds_left(job, 5, 8) for job in range(10)] == [1] * 5 + [2] * 3 + [1] * 2
+
+
 def test_an_interrupted_search_leaves_the_estimator_as_it_was(monkeypatch):
     machine = RFAMRegressorCV(**SMALL, cv=2, random_state=0)
     calls = []
@@ -357,6 +498,56 @@ def test_workers_do_not_change_the_choice():
     np.testing.assert_allclose(
         together.cv_results_["mean_test_score"], alone.cv_results_["mean_test_score"]
     )
+
+
+@pytest.mark.parametrize(
+    ("n_jobs", "limit", "share"),
+    [(1, 10**8, 10**8), (2, 10**8, 10**8 // 2), (64, 10**8, 10**8 // 8),
+     (1, None, None), (2, None, 1 << 30)],
+)  # fmt: skip
+def test_workers_at_one_time_share_the_memory(monkeypatch, n_jobs, limit, share):
+    allowed = []
+
+    def watched(job):
+        allowed.append(job.parameters["memory_limit"])
+        return scored_trajectory(job)
+
+    monkeypatch.setattr(selection_module, "scored_trajectory", watched)
+    monkeypatch.setattr(leaves_module, "available_bytes", lambda device: 2 << 30)
+    machine = RFAMRegressorCV(**SMALL, cv=2, n_jobs=n_jobs, memory_limit=limit)
+    with joblib.parallel_config("threading"):
+        machine.fit(X, NUMBERS)
+    assert allowed == [share] * 8
+    assert machine.memory_limit == limit
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        # 90 rows in float64: a triangle, tiles that fill it, copies of the data
+        ({"solver": "cholesky", "memory_limit": 10**4}, "fit 90 rows by cholesky, got"),
+        ({"memory_limit": 10**3}, "fit 90 rows by cg, got"),
+        (
+            {"solver": "cholesky", "memory_limit": 3 * 10**5, "n_jobs": 8},
+            "fit 45 rows by cholesky, 8 times at once, got 0.3 MB. Set fewer n_jobs",
+        ),
+    ],
+)
+def test_too_little_memory_is_told_before_the_search(monkeypatch, changes, words):
+    monkeypatch.setattr(selection_module, "parallel", None)
+    machine = RFAMRegressorCV(**SMALL, cv=2, **changes)
+    words = f"^RFAMRegressorCV: memory_limit must be at least .* MB to {words}"
+    with joblib.parallel_config("threading"), pytest.raises(ValueError, match=words):
+        machine.fit(X, NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "scale", "words"),
+    [({}, 1e305, "X must be spread over"), ({"device": "none"}, 1.0, "device must be")],
+)
+def test_complaints_are_made_in_the_name_of_the_search(changes, scale, words):
+    with pytest.raises(ValueError, match=f"^RFAMRegressorCV: {words}"):
+        RFAMRegressorCV(**SMALL, **changes).fit(scale * X, NUMBERS)
 
 
 def test_weights_count_as_repetitions_in_fits_and_scores():

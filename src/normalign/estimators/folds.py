@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 from sklearn.model_selection import check_cv
 
-from normalign._checks import complaint, require
-from normalign.estimators.targets import Answers
+from normalign._checks import complaint, require, require_kind
+from normalign.estimators.targets import Answers, plain_labels, plain_numbers
 
 __all__ = ["chosen_splits", "shuffled_folds", "shuffled_split"]
 
 Split = tuple[np.ndarray, np.ndarray]
+
+# What None means, as in scikit-learn; but shuffled, like every number of folds here.
+_FOLDS = 5
 
 
 def shuffled_folds(
@@ -87,7 +90,12 @@ def _shuffled(n: int, groups: np.ndarray | None, seed: int) -> np.ndarray:
 
 
 def chosen_splits(
-    callee: str, cv: Any, alive: np.ndarray, n: int, answers: Answers, seed: int
+    callee: str,
+    cv: Any,
+    given: tuple[Any, Any],
+    alive: np.ndarray,
+    answers: Answers,
+    seed: int,
 ) -> list[Split]:
     """Rows to fit and to score on, counted among the rows of positive weight.
 
@@ -96,26 +104,24 @@ def chosen_splits(
 
     Parameters
     ----------
-    cv : int, float, splitter or iterable
-        Number of folds; share of one validation split; or what scikit-learn takes,
-        which then sees all n rows.
+    cv : int, float, splitter, iterable or None
+        Number of folds (None: 5); share of one validation split; or what scikit-learn
+        takes.
+    given : (X, y)
+        All rows, for a splitter to look at.
     alive : array of int
         Rows of positive weight.
-    n : int
-        All rows.
     answers : Answers
         Of the rows of positive weight.
     seed : int
 
     Raises
     ------
-    ValueError
-        If cv is not one of these, or no part is left.
+    TypeError, ValueError
+        If cv is not one of these, cannot divide these rows, or no part is left.
     """
-    labels = None
-    if answers.codes is not None:
-        _, labels = np.unique(answers.codes, axis=0, return_inverse=True)
-        labels = labels.ravel()
+    labels = None if answers.codes is None else _combinations(answers.codes)
+    cv = _FOLDS if cv is None else cv
     whole = isinstance(cv, Integral)
     if isinstance(cv, Real) and not isinstance(cv, bool):
         number = float(cv)
@@ -129,7 +135,7 @@ def chosen_splits(
         else:
             splits = [shuffled_split(number, **settings)]
     else:
-        splits = _given_splits(callee, cv, alive, n, labels)
+        splits = _given_splits(callee, cv, given, alive, answers)
     codes = answers.codes
     usable = [
         (train, test)
@@ -146,21 +152,68 @@ def chosen_splits(
     return usable
 
 
+def _combinations(codes: np.ndarray) -> np.ndarray:
+    """One number for each combination of labels."""
+    _, numbers = np.unique(codes, axis=0, return_inverse=True)
+    return numbers.ravel()
+
+
 def _given_splits(
-    callee: str, cv: Any, alive: np.ndarray, n: int, labels: np.ndarray | None
+    callee: str, cv: Any, given: tuple[Any, Any], alive: np.ndarray, answers: Answers
 ) -> list[Split]:
     try:
         splitter: Any = check_cv(cv)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         rule = "a number of folds, a share, a splitter or an iterable of splits"
         raise ValueError(complaint(callee, "cv", rule, cv)) from error
-    everyone = np.zeros(n, dtype=int)
-    if labels is not None:
-        everyone[alive] = labels
+    table, y = given
+    n, shown = len(table), _shown(callee, y, answers)
+    try:
+        divided = [
+            (np.asarray(train), np.asarray(test))
+            for train, test in splitter.split(table, shown)
+        ]
+    except (IndexError, TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        rule = "a splitter, or splits, by which these rows can be divided"
+        said = f"one that says: {str(error).rstrip('.')}"
+        remedy = "For groups pass the list of splits." if "group" in said else ""
+        raise kind(complaint(callee, "cv", rule, said, remedy)) from error
     place = np.full(n, -1)
     place[alive] = np.arange(len(alive))
     splits = []
-    for train, test in splitter.split(np.zeros((n, 1)), everyone):
-        numbers = (place[np.arange(n)[rows]] for rows in (train, test))
+    for train, test in divided:
+        numbers = (place[_row_numbers(callee, rows, n)] for rows in (train, test))
         splits.append(tuple(rows[rows >= 0] for rows in numbers))
     return splits
+
+
+def _shown(callee: str, y: Any, answers: Answers) -> np.ndarray:
+    """Answers of all rows, as a splitter sees them.
+
+    Several label columns are numbered by their combinations, so that what stratifies
+    by one column stratifies by them.
+    """
+    if answers.codes is None:
+        return plain_numbers(callee, y)
+    labels = plain_labels(callee, y)
+    if answers.flat:
+        return labels.ravel()
+    codes = [np.unique(column, return_inverse=True)[1] for column in labels.T]
+    return _combinations(np.stack(codes, axis=1))
+
+
+def _row_numbers(callee: str, rows: np.ndarray, n: int) -> np.ndarray:
+    """One side of a split that was given: row numbers, or a mask."""
+    if rows.dtype.kind == "b" and rows.shape == (n,):
+        rows = np.flatnonzero(rows)
+    rule = f"splits with row numbers below {n} on both sides"
+    # an empty list is one of floats to numpy, but not of a wrong kind
+    require_kind(
+        rows.size == 0 or rows.dtype.kind in "iu", callee, "cv", rule, rows,
+        "Pass integers, or a mask of all rows.",
+    )  # fmt: skip
+    require(rows.ndim == 1 and rows.size > 0, callee, "cv", rule, rows)
+    least, most = int(rows.min()), int(rows.max())
+    require(-n <= least and most < n, callee, "cv", rule, f"rows {least} to {most}")
+    return rows

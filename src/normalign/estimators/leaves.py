@@ -20,6 +20,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from normalign.kernels import Iteration, Kernel, Solver, initial_metric
+from normalign.kernels.memory import available_bytes
 from normalign.kernels.recursion import iterate
 
 __all__ = [
@@ -28,9 +29,13 @@ __all__ = [
     "LeafJob",
     "Recipe",
     "fit_leaf",
+    "memory_share",
     "shared_threads",
     "solver_report",
 ]
+
+# Bytes for which nobody is asked what is free, not even by several workers.
+_NEVER_MIND = 1 << 26
 
 _ARRAYS = {torch.float32: np.float32, torch.float64: np.float64}
 
@@ -67,11 +72,8 @@ class Recipe:
 
     def sharing(self, n_jobs: int) -> Recipe:
         """Return the recipe with its memory divided among workers at one time."""
-        limit = self.solver.memory_limit
-        if limit is None or n_jobs == 1:
-            return self
-        share = replace(self.solver, memory_limit=limit // n_jobs)
-        return replace(self, solver=share)
+        share = memory_share(self.solver.memory_limit, n_jobs, self.device)
+        return replace(self, solver=replace(self.solver, memory_limit=share))
 
     def tensor(self, array: np.ndarray) -> Tensor:
         """Copy an array, which may be a read-only map of a file, to the device."""
@@ -280,6 +282,26 @@ def solver_report(iteration: Iteration) -> dict[str, Any]:
         "jitter": float(solved.jitter),
         "converged": bool(solved.converged),
     }
+
+
+def memory_share(
+    limit: int | None, n_jobs: int, device: torch.device | str
+) -> int | None:
+    """Bytes for each of the workers at one time, of a limit or of what is free now.
+
+    What is free is divided before they begin: one that asked later would see what
+    the others have left.
+
+    Examples
+    --------
+    >>> memory_share(1000, 4, "cpu"), memory_share(None, 1, "cpu")
+    (250, None)
+    """
+    if n_jobs == 1:
+        return limit
+    if limit is None:
+        return max(available_bytes(torch.device(device)) // n_jobs, _NEVER_MIND)
+    return max(limit // n_jobs, 1)
 
 
 class _Threads:

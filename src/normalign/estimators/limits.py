@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,19 +18,26 @@ from normalign.kernels import Kernel, estimate_memory
 from normalign.kernels.functions import Radial
 from normalign.kernels.memory import available_bytes
 
-__all__ = ["require_memory", "warn_of_rounding", "warn_of_scale"]
+__all__ = ["callers_level", "require_memory", "warn_of_rounding", "warn_of_scale"]
 
 # Bytes for which nobody is asked what is free.
 _NEVER_MIND = 1 << 26
 # Share of small distances that rounding may be without a word, and how far below that
 # a quick look must find it.
 _ROUNDING, _MARGIN = 1e-3, 4
+_HERE = str(Path(__file__).parent)
 
 
 def require_memory(
-    callee: str, problem: Problem, *, solver: str, limit: int | None, most: int | None,
+    callee: str,
+    problem: Problem,
+    *,
+    solver: str,
+    limit: int | None,
+    most: int | None,
     diagonal: bool = False,
-) -> None:  # fmt: skip
+    n_jobs: int = 1,
+) -> None:
     """Complain if a fit will not fit, before anything is allocated.
 
     Parameters
@@ -41,11 +50,13 @@ def require_memory(
         Rows of one part.
     diagonal : bool, default=False
         Whether the metric is.
+    n_jobs : int, default=1
+        How many such fits share the limit at one time.
 
     Raises
     ------
     ValueError
-        With three remedies.
+        With three remedies, or four.
     """
     n, d = problem.table.shape
     rows = n if most is None else min(n, int(most))
@@ -57,20 +68,25 @@ def require_memory(
     if limit is None and needed <= _NEVER_MIND:
         return
     allowed = limit or available_bytes(problem.device)
-    if needed <= allowed:
+    if n_jobs * needed <= allowed:
         return
-    parts = "max_leaf_size to fit the rows in parts"
+    remedies = ["max_leaf_size to fit the rows in parts"]
     if d > rows and not diagonal:
-        parts = "diagonal=True to keep one number a column of the metric"
-    instead = 'dtype="float32" to halve it'
+        remedies = ["diagonal=True to keep one number a column of the metric"]
     if name == "cholesky" and d <= rows:
-        instead = 'solver="cg" to keep no kernel matrix'
+        remedies.append('solver="cg" to keep no kernel matrix')
+    else:
+        remedies.append('dtype="float32" to halve it')
+    remedies.append("a larger memory_limit")
+    times = ""
+    if n_jobs > 1:
+        times, remedies = f", {n_jobs} times at once", ["fewer n_jobs", *remedies]
     raise ValueError(
         complaint(
             callee, "memory_limit",
-            f"at least {needed / 1e6:.3g} MB to fit {rows} rows and {d} columns by "
-            f"{name}", f"{allowed / 1e6:.3g} MB",
-            f"Set {parts}, or {instead}, or a larger memory_limit.",
+            f"at least {n_jobs * needed / 1e6:.3g} MB to fit {rows} rows and {d} "
+            f"columns by {name}{times}", f"{allowed / 1e6:.3g} MB",
+            f"Set {', or '.join(remedies)}.",
         )
     )  # fmt: skip
 
@@ -95,7 +111,7 @@ def warn_of_scale(callee: str, problem: Problem, kernel: Kernel) -> None:
         f"{finding}. Scale the columns (StandardScaler), or set "
         'bandwidth_rule="median".',
         UserWarning,
-        stacklevel=4,
+        stacklevel=callers_level(),
     )
 
 
@@ -117,5 +133,13 @@ def warn_of_rounding(callee: str, problem: Problem, kernel: Kernel) -> None:
         'them may be rounding in float32. Set dtype="float64", or scale the columns '
         "(StandardScaler; RobustScaler if there are outliers).",
         UserWarning,
-        stacklevel=4,
+        stacklevel=callers_level(),
     )
+
+
+def callers_level() -> int:
+    """How far up the line is that called an estimator; a search is one floor more."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame, level = frame.f_back, level + 1
+    return level

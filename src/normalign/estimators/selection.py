@@ -22,14 +22,17 @@ from normalign.estimators.candidates import (
     results_table,
 )
 from normalign.estimators.folds import chosen_splits
-from normalign.estimators.leaves import Clock
+from normalign.estimators.leaves import Clock, memory_share
+from normalign.estimators.limits import require_memory
 from normalign.estimators.parameters import check_parameters
+from normalign.estimators.problem import Problem
 from normalign.estimators.rfam import RFAMClassifier, RFAMRegressor
 from normalign.estimators.sweeps import jobs_at_once, parallel
 from normalign.estimators.targets import Answers, side_by_side
 from normalign.estimators.trajectories import (
     Fold,
     TrajectoryJob,
+    rounds_left,
     scored_trajectory,
 )
 
@@ -162,9 +165,13 @@ class _Selecting:
             len(alive) > 1, callee, "X", "of at least two rows to be divided",
             f"{len(alive)} sample",
         )  # fmt: skip
-        splits = chosen_splits(callee, self.cv, alive, len(table), answers, seed)
+        # columns by which a splitter may go have names only in a frame
+        given = (X if hasattr(X, "columns") else table), y
+        splits = chosen_splits(callee, self.cv, given, alive, answers, seed)
         table, truth = table[alive], _plain_answers(answers)
         mass = None if weights is None else weights[alive]
+        # What the fit to all rows will be refused for is said before the search.
+        _require_memory(plain, plain._problem(table, answers, mass, Origin.of(X)))
 
         def part(rows: np.ndarray) -> Any:
             return table[rows], truth[rows], None if mass is None else mass[rows]
@@ -183,20 +190,23 @@ class _Selecting:
             for weight in self.identity_weights
             for ridge in self.ridges
         ]
-        clock = Clock(deadline, jobs_at_once(self.n_jobs))
+        at_once = min(jobs_at_once(self.n_jobs), len(pairs) * len(folds))
+        clock = Clock(deadline, at_once)
+        shared = plain.get_params(deep=False)
+        shared["memory_limit"] = self._share(plain, folds, at_once)
         jobs = [
             TrajectoryJob(
                 classes,
-                plain.get_params(deep=False)
-                | {"ridge": ridge, "identity_weight": weight},
+                shared | {"ridge": ridge, "identity_weight": weight},
                 fold,
                 scorer,
                 callee,
                 needed=number == 0,
+                rounds=rounds_left(number * len(folds) + place, len(folds), at_once),
                 clock=clock,
             )
             for number, (ridge, weight) in enumerate(pairs)
-            for fold in folds
+            for place, fold in enumerate(folds)
         ]
         bar = tqdm(
             parallel(scored_trajectory, jobs, self.n_jobs),
@@ -208,6 +218,21 @@ class _Selecting:
         results = results_table(pairs, found, len(folds), int(self.n_iter))
         check_scores(callee, results, found)
         return results
+
+    def _share(self, plain: Any, folds: list[Fold], n_jobs: int) -> int | None:
+        """The memory limit of one of that many jobs; their largest fold fits it."""
+        table, y, weights = max((fold.train for fold in folds), key=lambda p: len(p[0]))
+        answers = plain._answers(y, len(table), None)
+        problem = plain._problem(table, answers, weights, Origin())
+        _require_memory(plain, problem, n_jobs)
+        return memory_share(self.memory_limit, n_jobs, problem.device)
+
+
+def _require_memory(plain: Any, problem: Problem, n_jobs: int = 1) -> None:
+    require_memory(
+        type(plain).__name__, problem, solver=plain.solver, limit=plain.memory_limit,
+        most=plain.max_leaf_size, diagonal=bool(plain.diagonal), n_jobs=n_jobs,
+    )  # fmt: skip
 
 
 def _scorer(callee: str, plain: Any, scoring: Any) -> Any:
@@ -271,19 +296,23 @@ class RFAMClassifierCV(_Selecting, RFAMClassifier):  # type: ignore[misc]
         0 is the covariance alone, 1 an RFM.
     n_iter : int, default=5
         Iterations 0 to `n_iter` are candidates.
-    cv : int, float, splitter or iterable, default=5
-        Number of stratified folds; or the share of rows in one validation split; or
-        what scikit-learn takes for `cv` (for groups pass the list of splits).
+    cv : int, float, splitter, iterable or None, default=5
+        Number of shuffled, stratified folds, 5 for None; or the share of rows in one
+        validation split; or what scikit-learn takes for `cv` (for groups pass the list
+        of splits). A splitter sees X, y and rows of weight zero; of several label
+        columns it sees the number of their combination.
     scoring : str or callable, optional
         As in scikit-learn; by default accuracy, the mean over label columns. Weights
         are passed on to it, so it must take them if there are any. A candidate with a
         score of NaN is never chosen.
     time_limit_s : float, optional
         After three quarters of it no trajectory and no iteration is begun, and the
-        best candidate that was scored on all folds is fitted. The first pair of ridge
-        and identity weight is always scored, as far as iteration 0.
+        best candidate that was scored on all folds is fitted. The folds of a pair of
+        ridge and identity weight have the same share of the time left. The first pair
+        is always scored, as far as iteration 0.
     n_jobs : int, optional
-        Workers of joblib; folds and candidates are independent.
+        Workers of joblib; folds and candidates are independent. Those that work at
+        one time share `memory_limit`, or what is free.
     random_state : int, RandomState or None, default=None
         For folds, and handed to every fit.
     kernel, exponent, bandwidth, bandwidth_rule, diagonal, center, solver, device, \
@@ -334,9 +363,10 @@ class RFAMRegressorCV(_Selecting, RFAMRegressor):  # type: ignore[misc]
 
     Parameters
     ----------
-    cv : int, float, splitter or iterable, default=5
-        Number of folds; or the share of rows in one validation split; or what
-        scikit-learn takes for `cv` (for groups pass the list of splits).
+    cv : int, float, splitter, iterable or None, default=5
+        Number of shuffled folds, 5 for None; or the share of rows in one validation
+        split; or what scikit-learn takes for `cv` (for groups pass the list of splits).
+        A splitter sees X, y and rows of weight zero.
     scoring : str or callable, optional
         As in scikit-learn; by default R squared. Weights are passed on to it, so it
         must take them if there are any. A candidate with a score of NaN is never

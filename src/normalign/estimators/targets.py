@@ -19,6 +19,7 @@ __all__ = [
     "class_labels",
     "numbers",
     "plain_labels",
+    "plain_numbers",
     "side_by_side",
     "split_blocks",
 ]
@@ -158,6 +159,25 @@ def numbers(
     array([[1.],
            [2.]])
     """
+    values = plain_numbers(callee, y)
+    _require_length(callee, values, n)
+    values = values if kept is None else values[kept]
+    bad = ~np.isfinite(values)
+    require(
+        not bad.any(), callee, "y", "finite, without NaN and inf",
+        f"{bad.sum()} values that are not", "Drop the rows without an answer.",
+    )  # fmt: skip
+    return Answers(values.reshape(len(values), -1), flat=values.ndim == 1)
+
+
+def plain_numbers(callee: str, y: Any) -> np.ndarray:
+    """Return targets as float64, in the shape in which they came; some may be missing.
+
+    Examples
+    --------
+    >>> plain_numbers("fit", [1, None])
+    array([ 1., nan])
+    """
     _require_given(callee, y)
     values = _number_array(callee, y)
     if values.dtype.kind == "f" and values.ndim in (1, 2) and values.size:
@@ -171,14 +191,7 @@ def numbers(
         values.ndim <= 2, callee, "y", "of shape (n,) or (n, k)",
         f"shape {values.shape}",
     )  # fmt: skip
-    _require_length(callee, values, n)
-    values = values if kept is None else values[kept]
-    bad = ~np.isfinite(values)
-    require(
-        not bad.any(), callee, "y", "finite, without NaN and inf",
-        f"{bad.sum()} values that are not", "Drop the rows without an answer.",
-    )  # fmt: skip
-    return Answers(values.reshape(len(values), -1), flat=values.ndim == 1)
+    return values
 
 
 def split_blocks(outputs: np.ndarray, sizes: tuple[int, ...]) -> list[np.ndarray]:

@@ -18,7 +18,13 @@ from normalign.estimators.partitioned import partitioned_iterations
 from normalign.estimators.problem import Problem, Score
 from normalign.estimators.rfam import RFAMClassifier, RFAMRegressor
 
-__all__ = ["Fold", "Trajectory", "TrajectoryJob", "scored_trajectory"]
+__all__ = [
+    "Fold",
+    "Trajectory",
+    "TrajectoryJob",
+    "rounds_left",
+    "scored_trajectory",
+]
 
 # As many rows as a plain fit asks for its temperatures.
 _CALIBRATION_ROWS = 500
@@ -49,6 +55,10 @@ class TrajectoryJob:
         In whose name complaints are made.
     needed : bool
         To be done even after the deadline, as far as iteration 0.
+    rounds : int
+        Jobs that a worker does, this one first, until the candidate has been scored
+        on all folds. They have the same time each: an iteration counts only where all
+        folds came to it.
     clock : Clock
     """
 
@@ -58,6 +68,7 @@ class TrajectoryJob:
     scorer: Callable[..., float] | None
     callee: str
     needed: bool
+    rounds: int
     clock: Clock
 
 
@@ -67,6 +78,18 @@ class Trajectory:
 
     scores: list[float]
     seconds: list[float]
+
+
+def rounds_left(job: int, n_folds: int, n_jobs: int) -> int:
+    """Rounds of that many jobs at once until the last fold of a job's candidate.
+
+    Examples
+    --------
+    >>> [rounds_left(job, n_folds=5, n_jobs=4) for job in range(5)]
+    [2, 2, 2, 2, 1]
+    """
+    last = job - job % n_folds + n_folds - 1
+    return last // n_jobs - job // n_jobs + 1
 
 
 class _ClassifierView(RFAMClassifier):
@@ -99,7 +122,7 @@ def scored_trajectory(job: TrajectoryJob) -> Trajectory:
         scores: list[float] = []
         seconds: list[float] = []
         started = before = time.monotonic()
-        slowest, budget = 0.0, job.clock.budget()
+        slowest, budget = 0.0, job.clock.budget() / job.rounds
         if budget == 0 and not job.needed:
             return Trajectory(scores, seconds)
         for view in _views(job):
@@ -213,12 +236,17 @@ def _asked(scorer: Callable[..., Any], view: Any, job: TrajectoryJob) -> float:
         if weights is not None and "sample_weight" in str(error):
             rule = "a scorer that takes sample_weight, because weights are given"
             remedy = "Give it an argument sample_weight=None."
-        elif job.classes:
+        elif job.classes and _lacks_a_class(job.fold):
             remedy = (
                 "A class with fewer rows than folds is missing on one side of some "
                 "split: take fewer folds, or merge rare classes."
             )
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(
-            complaint(job.callee, "scoring", rule, f"one that says: {error}", remedy)
-        ) from error
+        said = f"one that says: {str(error).rstrip('.')}"
+        raise kind(complaint(job.callee, "scoring", rule, said, remedy)) from error
+
+
+def _lacks_a_class(fold: Fold) -> bool:
+    """Whether a class, in any label column, is on one side of a split only."""
+    sides = [y.reshape(len(y), -1).T.tolist() for _, y, _ in (fold.train, fold.test)]
+    return any(set(one) != set(other) for one, other in zip(*sides, strict=True))
