@@ -8,7 +8,8 @@ from torch.func import jacrev, vmap
 
 from normalign import local_geometry
 from normalign.estimators import RFMClassifier, RFMRegressor, as_torch
-from normalign.kernels import Laplace, Machine
+from normalign.kernels import Laplace, Machine, Solver
+from normalign.kernels import solve as solving
 from tests.estimators.tables import CODES, FRESH, NUMBERS, WORDS, D, N, X
 from tests.kernels import transcription
 
@@ -383,3 +384,26 @@ def test_single_precision_agrees_with_double_up_to_its_digits():
     # condition about n / ridge = 1e5, rounding 6e-8
     np.testing.assert_allclose(coarse.predict(fresh), fine.predict(fresh), atol=2e-2)
     np.testing.assert_allclose(coarse.metric_, fine.metric_, atol=1e-2)
+
+
+def test_a_caution_of_the_solver_is_told_once_in_the_name_of_whom_was_called():
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    machine = RFMRegressor(ridge=1e-18, kernel="gaussian", bandwidth=100.0)
+    with pytest.warns(UserWarning, match="not positive definite") as told:
+        machine.fit(x, x[:, 0])
+    (one,) = (w for w in told if "definite" in str(w.message))
+    assert str(one.message).startswith("RFMRegressor: K + ridge")
+    assert one.filename == __file__
+    assert machine.jitter_ > 0
+
+
+def test_a_long_fit_is_made_in_calls_that_can_be_interrupted(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        solving, "_is_for_compiled", lambda *a: asked.append(1) or False
+    )
+    x, y = torch.randn(3000, 2), torch.randn(3000, 1)
+    settings = {"n_iter": 5, "weights": None, "mass": 3000.0}
+    system = solving.System(x, Laplace(), torch.eye(2), torch.ones(3000))
+    assert solving.solve_last(system, y, Solver(), **settings) is None
+    assert not asked

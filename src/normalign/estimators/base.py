@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from normalign.estimators.arrays import Origin, checked_features, checked_weight
 from normalign.estimators.fitted import FittedMachine, kernel_named
 from normalign.estimators.leaves import Clock, FittedLeaf, LeafJob, Recipe, fit_leaf
 from normalign.estimators.limits import (
+    callers_level,
     require_memory,
     warn_of_rounding,
     warn_of_scale,
@@ -309,6 +311,12 @@ class KernelMachine(FittedMachine, ABC):
         self.solver_dtype_ = str(leaf.solved["dtype"])
         self.jitter_ = float(leaf.solved["jitter"])
         self.converged_ = bool(leaf.solved["converged"])
+        if leaf.solved["caution"]:
+            warnings.warn(
+                f"{type(self).__name__}: {leaf.solved['caution']}",
+                UserWarning,
+                stacklevel=callers_level(),
+            )
         # float64 where float32 did not do
         self.dtype_ = "float32" if leaf.coef.dtype == np.float32 else "float64"
         self.device_ = str(problem.device)

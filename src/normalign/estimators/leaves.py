@@ -281,6 +281,7 @@ def solver_report(iteration: Iteration) -> dict[str, Any]:
         "dtype": str(solved.dtype).removeprefix("torch."),
         "jitter": float(solved.jitter),
         "converged": bool(solved.converged),
+        "caution": solved.caution,
     }
 
 

@@ -250,6 +250,7 @@ def _summary(reports: list[dict[str, Any]]) -> dict[str, Any]:
         "dtype": max(report["dtype"] for report in reports),
         "jitter": max(report["jitter"] for report in reports),
         "converged": all(report["converged"] for report in reports),
+        "caution": max(report["caution"] for report in reports),
     }
 
 

@@ -13,7 +13,6 @@ with :math:`D` the ridge of each row. All outputs share every product.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -30,28 +29,39 @@ __all__ = ["IterativeSolution", "solve_iteratively"]
 
 _LARGEST_RANK = 2000
 _COLUMNS_AT_ONCE = 64
+_VECTORS = 9  # of a column's length that its conjugate gradients hold, and some more
 
 
 class IterativeSolution:
     """Coefficients by conjugate gradients, and the inverse by more of them."""
 
-    spare: object = None
-
     def __init__(
-        self, coef: Tensor, solved: Solved, columns: Callable[[Tensor], Tensor]
+        self,
+        coef: Tensor,
+        solved: Solved,
+        columns: Callable[[Tensor], Tensor],
+        at_once: int,
     ) -> None:
         self.coef = coef
         self.solved = solved
-        self._columns = columns
+        self.spare: object = self
+        self._columns: Callable[[Tensor], Tensor] | None = columns
+        self._at_once = at_once
+
+    def forget(self) -> None:
+        """Give up what the inverse is made by: a preconditioner as large as allowed."""
+        self._columns = None
 
     def inverse_diagonal(self, rows: Tensor) -> Tensor:
         """Entries of the diagonal of the inverse, to about two digits."""
-        found = []
-        for some in rows.split(_COLUMNS_AT_ONCE):
+        columns, found = self._columns, []
+        if columns is None:
+            raise RuntimeError("the next solve has overwritten what this needs")
+        for some in rows.split(self._at_once):
             unit = self.coef.new_zeros(len(self.coef), len(some), dtype=torch.float64)
             picked = some, torch.arange(len(some), device=rows.device)
             unit[picked] = 1
-            found.append(self._columns(unit)[picked])
+            found.append(columns(unit)[picked])
         return torch.cat(found).to(self.coef.dtype)
 
     def next_metric(self, weights: Tensor | None, mass: float) -> None:
@@ -59,17 +69,21 @@ class IterativeSolution:
 
 
 def solve_iteratively(
-    system: System, y: Tensor, solver: Solver, *, limit: int
+    system: System, y: Tensor, solver: Solver, *, limit: int, spare: object = None
 ) -> IterativeSolution:
     """Solve a machine's system without its matrix.
 
     Kernel tiles have the dtype of the data; vectors and the preconditioner, where
-    large numbers cancel, are float64. Warns if the residual is above the tolerance
-    after ``solver.max_steps`` steps; what is returned is the best that was met.
+    large numbers cancel, are float64. If the residual is above the tolerance after
+    ``solver.max_steps`` steps, what is returned is the best that was met, and it says
+    so. What ``spare`` kept for its inverse is given up.
     """
     (left, right), dtype = system.sides, y.dtype
     ridges = system.ridges.double()[:, None]
-    precondition = _preconditioner(system, _rank(system, y, solver, limit))
+    if isinstance(spare, IterativeSolution):
+        spare.forget()
+    rank = _rank(system, y, solver, limit)
+    precondition = _preconditioner(system, rank)
 
     def product(v: Tensor) -> Tensor:
         fresh = expansion_of_sides(left, right, v.to(dtype), system.kernel).double()
@@ -82,16 +96,19 @@ def solve_iteratively(
         product, y.double(), precondition, solver.tolerance, solver.max_steps
     )
     converged = residual <= solver.tolerance
-    if not converged:
-        warnings.warn(
-            f"solve: conjugate gradients stopped after {steps} steps with relative "
-            f"residual {residual:.1e}, above {solver.tolerance:.1e}. Raise ridge or "
-            "memory_limit (a better preconditioner), or use float64.",
-            UserWarning,
-            stacklevel=2,
-        )
-    solved = Solved("cg", dtype, steps=steps, residual=residual, converged=converged)
-    return IterativeSolution(coef.to(dtype), solved, columns)
+    caution = (
+        f"conjugate gradients stopped after {steps} steps with relative residual "
+        f"{residual:.1e}, above {solver.tolerance:.1e}. Raise ridge or memory_limit (a "
+        "better preconditioner), or use float64."
+    )
+    solved = Solved(
+        "cg", dtype, steps=steps, residual=residual, converged=converged,
+        caution="" if converged else caution,
+    )  # fmt: skip
+    n, k = y.shape
+    left_over = limit - iterative_bytes(n, k, rank, dtype=dtype)
+    at_once = max(min(left_over // (_VECTORS * 8 * n), _COLUMNS_AT_ONCE), k)
+    return IterativeSolution(coef.to(dtype), solved, columns, at_once)
 
 
 def _rank(system: System, y: Tensor, solver: Solver, limit: int) -> int:
@@ -109,13 +126,14 @@ def _preconditioner(system: System, rank: int) -> Callable[[Tensor], Tensor]:
     chosen = torch.linspace(0, len(points) - 1, rank, device=points.device).long()
     some = points[chosen]
     table = points.new_empty(len(points), rank, dtype=torch.float64)
-    for rows in spans(len(points), 4096):
+    for rows in spans(len(points), 1024):
         table[rows] = kernel_matrix(
             points[rows], some, system.kernel, metric=system.metric
         )
     inverse_ridges = 1 / system.ridges.double()[:, None]
     core = kernel_matrix(some, some, system.kernel, metric=system.metric).double()
-    core += table.T @ (table * inverse_ridges)
+    for rows in spans(len(points), 1024):
+        core.addmm_(table[rows].T, table[rows] * inverse_ridges[rows])
     factor = _definite_factor(core, torch.finfo(points.dtype).eps)
 
     def precondition(residual: Tensor) -> Tensor:

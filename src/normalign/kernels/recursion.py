@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -242,12 +243,25 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
         repr(bandwidth_rule),
     )
     require(agop_samples >= 1, "recursions", "agop_samples", "1 or more", agop_samples)
-    return iterate(
+    steps = iterate(
         x, y, kernel=kernel, ridge=ridge, metric=metric, n_iter=n_iter,
         weights=weights, center=center, bandwidth_rule=bandwidth_rule, solver=solver,
         agop_samples=agop_samples, resampled=resampled, every=every,
         generator=generator,
     )  # fmt: skip
+    return _told_once(steps)
+
+
+def _told_once(steps: Iterator[Iteration]) -> Iterator[Iteration]:
+    """Warn of the first iteration that a user should know of."""
+    told = False
+    for step in steps:
+        if step.solved.caution and not told:
+            told = True
+            warnings.warn(
+                f"recursions: {step.solved.caution}", UserWarning, stacklevel=3
+            )
+        yield step
 
 
 def iterate(  # noqa: PLR0913, as above

@@ -10,7 +10,7 @@ as the row twice.
 the dtype of the data first; if float32 leaves the matrix indefinite, or coefficients
 so large that digits are lost, again in float64, in which the machine then stays
 (what large coefficients sum to is lost in float32, too); if that fails, with a jitter
-on the diagonal, which is reported and warned about. *Iteratively*, where the triangle
+on the diagonal, which is reported. *Iteratively*, where the triangle
 does not fit the memory that is allowed (:mod:`normalign.kernels.iterative`). *Compiled*
 is a direct solver for small tables, the same numbers sooner
 (:mod:`normalign.kernels.compiled`), where numba is there.
@@ -19,8 +19,7 @@ is a direct solver for small tables, the same numbers sooner
 from __future__ import annotations
 
 import math
-import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -59,6 +58,8 @@ _NEVER_MIND = 1 << 26  # bytes for which nobody is asked what is free
 _LOST_DIGITS = 32  # a pivot of that many rounding errors has no digit left to trust
 _LOST_SHARE = 3e-4  # of the targets; ordinary tables have a tenth of it
 _COMPILED = 4096  # rows up to which compiled code is sooner done
+# Operations in one call of it, which nobody can interrupt: a fraction of a second.
+_AT_ONCE = 2e10
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,8 @@ class Solved:
 
     ``jitter`` is what had to be added to the diagonal (0.0 almost always), ``steps``
     and ``residual`` (relative, the worst output) belong to conjugate gradients.
+    ``caution`` is what a user should know of; it is for those to tell whom the user
+    called, and who know whether they have told it before.
     """
 
     solver: str
@@ -127,6 +130,7 @@ class Solved:
     steps: int = 0
     residual: float | None = None
     converged: bool = True
+    caution: str = ""
 
 
 @dataclass(frozen=True)
@@ -200,7 +204,7 @@ def solve(
     if solver.name == "cg" or (solver.name == "auto" and needed > limit):
         from normalign.kernels.iterative import solve_iteratively
 
-        return solve_iteratively(system, y, solver, limit=limit)
+        return solve_iteratively(system, y, solver, limit=limit, spare=spare)
     if needed > limit:
         raise ValueError(
             complaint(
@@ -227,11 +231,13 @@ def solve_last(
     """The last solution of a recursion in a fixed kernel, and its metric, in one go.
 
     The same numbers as :func:`solve` and ``next_metric`` give by turns, sooner, where
-    there is compiled code for it. None where there is none, or where an iteration needs
-    more than its precision.
+    there is compiled code for it. None where there is none, where it would take long,
+    or where an iteration needs more than its precision.
     """
     limit, k = solver.memory_limit or _unasked_limit(system, 0, None), y.shape[1]
-    if solver.name == "cg" or not _is_for_compiled(system, k, limit):
+    work = (n_iter + 1) * float(system.points.shape[0]) ** 3
+    small = solver.name != "cg" and work < _AT_ONCE
+    if not (small and _is_for_compiled(system, k, limit)):
         return None
     from normalign.kernels.compiled.solution import last_of
 
@@ -342,13 +348,12 @@ def _solve_directly(
             return found
     if found is None:
         return _with_jitter(system, _allocated(system, limit), y)
-    warnings.warn(
-        f"solve: coefficients are so large that rounding in float32 moves outputs by "
-        f"about {10 * lost_share(found.coef, y):.0e} of the targets, and float64 does "
-        "not fit memory_limit. Raise ridge or memory_limit.",
-        UserWarning,
-        stacklevel=2,
+    caution = (
+        f"coefficients are so large that rounding in float32 moves outputs by about "
+        f"{10 * lost_share(found.coef, y):.0e} of the targets, and float64 does not "
+        "fit memory_limit. Raise ridge or memory_limit."
     )
+    found.solved = replace(found.solved, caution=caution)
     return found
 
 
@@ -419,13 +424,11 @@ def _with_jitter(system: System, triangle: Triangle, y: Tensor) -> DirectSolutio
                     "Scale the columns, or raise ridge.",
                 )
             )
-    warnings.warn(
-        f"solve: K + ridge is not positive definite in {str(dtype)[6:]}; added "
-        f"{jitter:.1e} to its diagonal. Raise ridge, or remove near-duplicate rows.",
-        UserWarning,
-        stacklevel=2,
+    caution = (
+        f"K + ridge is not positive definite in {str(dtype)[6:]}; added {jitter:.1e} "
+        "to its diagonal. Raise ridge, or remove near-duplicate rows."
     )
-    solved = Solved("cholesky", dtype, jitter=jitter)
+    solved = Solved("cholesky", dtype, jitter=jitter, caution=caution)
     return _finished(triangle, y, solved, system)
 
 

@@ -1,4 +1,5 @@
 import importlib
+import os
 import subprocess
 import sys
 
@@ -26,6 +27,26 @@ def test_without_a_place_to_keep_it_everything_is_compiled_anew(monkeypatch):
     found = compiling.remembered(lambda x: x + 1)
     assert calls == [True]
     assert found(1) == 2
+
+
+FIT = """
+from normalign.estimators import RFMRegressor
+import numpy as np
+x = np.random.default_rng(0).normal(size=(60, 2))
+RFMRegressor().fit(x, x[:, 0])
+"""
+
+
+@pytest.mark.slow
+def test_who_waits_for_the_compiler_is_told_once(tmp_path):
+    told = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-W", "error::UserWarning", "-c", FIT]
+    first, second = (
+        subprocess.run(command, env=told, capture_output=True, text=True, check=True)
+        for _ in range(2)
+    )
+    assert first.stderr.count("normalign compiles its code") == 1
+    assert second.stderr == ""
 
 
 @pytest.mark.parametrize("gone", [True, False])

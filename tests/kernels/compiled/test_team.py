@@ -130,7 +130,9 @@ def test_a_helper_sleeps_when_there_is_nothing_to_do():
 
 
 ENDING = """
+import logging
 import torch
+logging.disable()  # a compiler may have to be waited for, which is told
 from normalign.kernels import Laplace, recursions
 torch.set_num_threads(3)
 x = torch.randn(500, 3)

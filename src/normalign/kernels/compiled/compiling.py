@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from numba import njit
+from numba.core import event
 from numba.extending import intrinsic
 
 __all__ = ["compiled", "instruction", "remembered"]
+
+_log = logging.getLogger(__name__)
 
 # What a decorated function is called with is not what it is declared with: it is told
 # the types of its arguments, and answers with code.
@@ -27,6 +31,8 @@ _OPTIONS: dict[str, Any] = {
 
 compiled = njit(**_OPTIONS)
 
+_LONG: list[Callable[..., Any]] = []  # functions that take seconds to compile
+
 
 def remembered(function: Callable[..., Any]) -> Any:
     """Compile a function that Python calls, once for all processes of this machine.
@@ -35,6 +41,8 @@ def remembered(function: Callable[..., Any]) -> Any:
     user's cache, and belongs to the processor, the version of numba and the sources of
     this folder. Where nothing can be written every process compiles for itself.
     """
+    if function.__module__ == f"{__package__}.machine":
+        _LONG.append(function)
     try:
         dispatcher: Any = njit(cache=True, **_OPTIONS)(function)
     except RuntimeError:  # numba found no folder that it may write to
@@ -42,6 +50,34 @@ def remembered(function: Callable[..., Any]) -> Any:
     # numba looks at the function's own file alone, not at those of what it calls.
     dispatcher._cache._cache_file._source_stamp = _digest()
     return dispatcher
+
+
+class _Notice(event.Listener):
+    """Says so when somebody has to wait for a compiler.
+
+    A warning of the log is on stderr unless somebody wants it elsewhere, and unlike a
+    warning of Python it is no error in anybody's tests.
+    """
+
+    def __init__(self) -> None:
+        self.inside = 0
+
+    def on_start(self, event: Any) -> None:
+        """Of what takes seconds, and of the outermost function alone."""
+        function = event.data["dispatcher"].py_func
+        if self.inside == 0 and function in _LONG:
+            _log.warning(
+                "normalign compiles its code for small tables, once on this machine "
+                "for each precision: about 15 seconds."
+            )
+        self.inside += 1
+
+    def on_end(self, event: Any) -> None:
+        """One function is done."""
+        self.inside -= 1
+
+
+event.register("numba:compile", _Notice())
 
 
 @lru_cache(maxsize=1)
