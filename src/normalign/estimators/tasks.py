@@ -9,7 +9,7 @@ from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.utils import Tags
 from sklearn.utils.metaestimators import available_if
 
-from normalign.estimators.arrays import as_numpy
+from normalign.estimators.arrays import Origin, as_numpy
 from normalign.estimators.base import KernelMachine
 from normalign.estimators.calibration import probabilities, temperature
 from normalign.estimators.targets import (
@@ -41,15 +41,17 @@ class KernelClassifier(ClassifierMixin, KernelMachine):
         Returns
         -------
         array of shape (n,), or (n, o) for several label columns
-            Of the kind of X; texts are numpy's. Label columns of several kinds come
-            back as objects.
+            Of the library of X, texts of numpy; in the labels' own dtype. Label columns
+            of several kinds come back as objects.
         """
-        outputs, finish = self._outputs(X)
+        outputs, _ = self._outputs(X)
         found = [
             classes[block.argmax(axis=1)]
             for classes, block in zip(self._classes, self._blocks(outputs), strict=True)
         ]
-        return finish(found[0] if _has_one_output(self) else side_by_side(found))
+        # labels are names: in the precision of X they may be those of no class
+        labels = found[0] if _has_one_output(self) else side_by_side(found)
+        return Origin.of(X).restored(labels)
 
     def predict_proba(self, X: Any) -> Any:
         r"""Probabilities of the classes.
@@ -152,7 +154,7 @@ class KernelRegressor(MultiOutputMixin, RegressorMixin, KernelMachine):
         Returns
         -------
         array of shape (n,) or (n, k), as the targets were
-            Of the kind of X.
+            Of the kind of X; float64 if single precision would make infinity of them.
         """
         outputs, finish = self._outputs(X)
         return finish(outputs[:, 0] if self.flat_ else outputs)
