@@ -147,6 +147,15 @@ def test_labels_are_not_rounded_to_the_precision_of_the_table(convert):
         np.testing.assert_array_equal(np.asarray(found), y)
 
 
+@pytest.mark.parametrize("device", STRICT_DEVICES)
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_labels_go_back_to_devices_that_have_no_64_bits(device, dtype):
+    table, labels = strict(X, device), (X[:, 0] > 0).astype(dtype)
+    found = RFMClassifier(n_iter=0).fit(table, labels).predict(table)
+    assert found.device == device
+    np.testing.assert_array_equal(as_numpy(found), labels)
+
+
 def test_answers_that_single_precision_cannot_hold_stay_in_double():
     table = X.astype(np.float32)
     huge = RFMRegressor(n_iter=1).fit(table, 1e40 * NUMBERS)
@@ -159,8 +168,6 @@ def test_answers_that_single_precision_cannot_hold_stay_in_double():
 
 
 def test_predicted_words_are_numpys_even_for_tensors():
-    from normalign.estimators import RFMClassifier
-
     machine = RFMClassifier().fit(torch.as_tensor(X), ["a", "b"] * 30)
     assert machine.predict(torch.as_tensor(FRESH)).dtype.kind == "U"
     assert isinstance(machine.predict_proba(torch.as_tensor(FRESH)), torch.Tensor)

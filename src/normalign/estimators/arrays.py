@@ -56,6 +56,15 @@ class Origin:
         """The answer as an array of this origin; strings have none but numpy's."""
         if self.namespace is None or answer.dtype.kind not in "biuf":
             return answer
+        try:
+            return self._placed(answer)
+        except (TypeError, ValueError):
+            if answer.dtype.itemsize < 8:
+                raise
+            # some devices have nothing of 64 bits
+            return self._placed(answer.astype(f"{answer.dtype.kind}4"))
+
+    def _placed(self, answer: np.ndarray) -> Any:
         if self.namespace is torch:
             return torch.as_tensor(answer, device=self.device)
         return self.namespace.asarray(answer, device=self.device)
