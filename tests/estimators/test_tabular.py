@@ -277,6 +277,28 @@ def test_wrong_arguments_are_refused():
         make_tabular_pipeline(RFMClassifier(), categorical="city")
 
 
+@pytest.mark.parametrize(
+    "values",
+    [TABLE["age"], AGE, AGE[:, None, None], torch.as_tensor(AGE)],
+    ids=["series", "one dimension", "three", "tensor"],
+)
+def test_what_has_no_columns_is_refused_in_fit_and_later(values):
+    words = r"^make_tabular_pipeline: X must be a table .*, got a \w+ of shape .* One"
+    with pytest.raises(ValueError, match=words):
+        make_tabular_pipeline(RFMClassifier()).fit(values, LABEL)
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(TABLE, LABEL)
+    with pytest.raises(ValueError, match=words):
+        pipeline.predict(values)
+
+
+def test_names_of_several_levels_are_refused_with_the_remedy():
+    frame = TABLE.set_axis(pd.MultiIndex.from_product([["a"], TABLE.columns]), axis=1)
+    with pytest.raises(ValueError, match=r"^make_.* MultiIndex of 2 levels. Join"):
+        make_tabular_pipeline(RFMClassifier()).fit(frame, LABEL)
+    frame.columns = ["_".join(map(str, name)) for name in frame.columns]
+    make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(frame, LABEL)
+
+
 def test_kinds_of_columns_are_told_by_type_or_value():
     assert ColumnsOfKind("number")(TABLE) == ["age", "rooms"]
     assert ColumnsOfKind("number", ("rooms",))(TABLE) == ["age"]

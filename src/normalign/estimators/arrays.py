@@ -13,6 +13,7 @@ from sklearn.utils.validation import validate_data
 
 from normalign._checks import complaint, require, require_kind
 from normalign.estimators.cells import kinds_of, type_kind, unmasked, with_nan
+from normalign.estimators.frames import in_pandas
 
 __all__ = ["Origin", "as_numpy", "checked_features", "checked_weights"]
 
@@ -105,14 +106,14 @@ def checked_features(estimator: Any, X: Any, *, reset: bool) -> np.ndarray:
     Raises
     ------
     TypeError
-        If X is sparse, or holds objects that are no values at all.
+        If X is sparse, a frame that pandas cannot take over, or holds objects that are
+        no values at all.
     ValueError
         If X has text, dates, categories, missing or infinite values; in
         scikit-learn's words if its shape or its columns' names are wrong.
     """
     callee = type(estimator).__name__
-    _require_dense(callee, X)
-    given = _read(X)
+    given = X if type(X) is np.ndarray else _read(callee, X)
     _require_numbers(callee, given)
     table: Any
     if reset and _is_plain(given):
@@ -170,8 +171,13 @@ def _is_frame(X: Any) -> bool:
     return hasattr(X, "iloc") and hasattr(X, "dtypes") and getattr(X, "ndim", 0) == 2
 
 
-def _read(X: Any) -> Any:
-    """Arrays as numpy's and lists as arrays; the rest is for scikit-learn to read."""
+def _read(callee: str, X: Any) -> Any:
+    """Arrays as numpy's and lists as arrays, frames as those of pandas.
+
+    The rest is for scikit-learn to read.
+    """
+    X = in_pandas(callee, X)
+    _require_dense(callee, X)
     if isinstance(X, list | tuple):
         try:
             return np.asarray(X)

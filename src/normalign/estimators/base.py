@@ -100,7 +100,8 @@ class KernelMachine(FittedMachine, ABC):
         Parameters
         ----------
         X : array-like of shape (n, d)
-            Numbers, without missing ones: numpy, DataFrame, torch, any array API.
+            Numbers, without missing ones: numpy, torch, any array API, frames (answers
+            to those are numpy's).
         y : array-like of shape (n,) or (n, o)
             Answers; several columns are several outputs.
         sample_weight : array-like of shape (n,), optional

@@ -248,7 +248,8 @@ def _label_array(callee: str, y: Any) -> np.ndarray:
 
 
 def _plain(y: Any) -> np.ndarray:
-    labels = y.to_numpy() if hasattr(y, "to_numpy") else np.asarray(y)
+    # pandas' way keeps its missing values; that of pyarrow refuses to copy
+    labels = y.to_numpy() if hasattr(y, "isna") else np.asarray(y)
     # numpy's texts of variable width are known to few
     return labels.astype(object) if labels.dtype.kind == "T" else labels
 
