@@ -75,10 +75,29 @@ def test_every_class_of_every_label_column_keeps_a_row_for_training(seed, n):
         assert set(column) == set(column[~apart])
 
 
-def test_too_few_rows_to_keep_any_apart_are_refused():
-    alone = problem(numbers("fit", [1.0]))
-    with pytest.raises(ValueError, match="rows remain on both sides"):
-        held_out_rows("fit", alone, 0.5, 0)
+@given(st.integers(0, 2**31), st.integers(2, 9), st.sampled_from([1e-9, 0.2, 0.999]))
+def test_of_however_few_rows_some_are_kept_apart_whatever_the_seed(seed, n, fraction):
+    apart = held_out_rows("fit", problem(numbers("fit", np.ones(n))), fraction, seed)
+    assert 0 < apart.sum() < n
+    labels = [0, *range(n)]  # one row to spare, or the other
+    apart = held_out_rows("fit", problem(class_labels("fit", labels)), fraction, seed)
+    assert apart.sum() == 1
+    assert apart[:2].any()
+
+
+def test_a_row_kept_apart_is_the_only_one_of_none_of_its_classes():
+    labels = np.array([[0, 0], [0, 1], [1, 1], [1, 1], [2, 2]])
+    for seed in range(20):
+        apart = held_out_rows("fit", problem(class_labels("fit", labels)), 1e-9, seed)
+        assert np.flatnonzero(apart)[0] in (1, 2, 3)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("answers", [numbers("", [1.0]), class_labels("", [0, 1, 2])])
+def test_too_few_rows_to_keep_any_apart_are_refused(answers, seed):
+    for fraction in (1e-9, 0.5, 0.999):
+        with pytest.raises(ValueError, match="rows remain on both sides"):
+            held_out_rows("fit", problem(answers), fraction, seed)
 
 
 def test_targets_whose_coefficients_would_be_infinite_are_refused():

@@ -228,15 +228,16 @@ def held_out_rows(
     """Choose rows to be kept apart: a mask, the same share of every class.
 
     Where there are several label columns, of every combination of labels. Every class
-    keeps at least one row for training.
+    keeps at least one row for training. Of however few rows one at least is kept apart,
+    and one is not.
 
     Raises
     ------
     ValueError
-        If no row could be kept apart, or none would remain.
+        If there is no row to spare: a single one, or the only one of a class each.
     """
     random = np.random.default_rng(seed)
-    order = random.permutation(problem.n)
+    order = shuffled = random.permutation(problem.n)
     codes = problem.answers.codes
     if codes is not None:
         _, groups = np.unique(codes, axis=0, return_inverse=True)
@@ -248,9 +249,23 @@ def held_out_rows(
     for column in () if codes is None else codes.T:
         for group in np.setdiff1d(column, column[~chosen]):
             chosen[np.flatnonzero(column == group)[0]] = False
+    if chosen.all():
+        chosen[shuffled[0]] = False
+    if not chosen.any():
+        # whether a share of few rows is a row must not be a matter of luck
+        chosen[shuffled[_spare(problem)[shuffled]][:1]] = True
     require(
-        0 < chosen.sum() < problem.n, callee, "validation_fraction",
+        bool(chosen.any()), callee, "validation_fraction",
         "such that rows remain on both sides",
         f"{fraction} of {problem.n} rows", "Set it to None for so few rows.",
     )  # fmt: skip
     return chosen
+
+
+def _spare(problem: Problem) -> np.ndarray:
+    """Rows without which there are others, of each of their classes."""
+    spare = np.full(problem.n, problem.n > 1)
+    codes = problem.answers.codes
+    for column in () if codes is None else codes.T:
+        spare &= np.bincount(column)[column] > 1
+    return spare

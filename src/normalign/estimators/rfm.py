@@ -62,9 +62,9 @@ class RFMClassifier(KernelClassifier):
         size, fit machines with one metric to them and blend these smoothly. Work then
         grows like the number of rows.
     validation_fraction : float in (0, 1), optional
-        Keep that share of the rows apart (the same of every class), score every
-        iteration on them by accuracy and keep the best one (the first of equals).
-        Nothing is refitted: the rows kept apart are not in the machine.
+        Keep that share of the rows apart (the same of every class, at least one row),
+        score every iteration on them by accuracy and keep the best one (the first of
+        equals). Nothing is refitted: the rows kept apart are not in the machine.
     time_limit_s : float, optional
         Begin no iteration that would end later than that; the first is always made.
     agop_samples : int, default=20000
@@ -146,9 +146,9 @@ class RFMRegressor(KernelRegressor):
         Fit deviations from the mean target, which is then predicted far from all
         rows. The paper's scripts do not.
     validation_fraction : float in (0, 1), optional
-        Keep that share of the rows apart (drawn at random), score every iteration on
-        them by R squared and keep the best one (the first of equals). Nothing is
-        refitted: the rows kept apart are not in the machine.
+        Keep that share of the rows apart (drawn at random, at least one), score every
+        iteration on them by R squared and keep the best one (the first of equals).
+        Nothing is refitted: the rows kept apart are not in the machine.
     kernel, exponent, bandwidth, bandwidth_rule, ridge, n_iter, diagonal, solver, \
     device, dtype, memory_limit, max_leaf_size, time_limit_s, agop_samples, n_jobs, \
     random_state, verbose
