@@ -112,6 +112,17 @@ def test_the_smallest_target_that_varies_is_measured_by_the_largest():
     assert problem(numbers("fit", targets[:, 1])).target_share == 1
 
 
+@pytest.mark.parametrize("weights", [None, np.linspace(0.1, 1.7, 300)])
+def test_the_mean_of_equal_targets_is_exact_and_they_do_not_vary(weights):
+    targets = np.stack([np.full(300, 0.1), np.arange(300.0), np.zeros(300)], axis=1)
+    given_to = problem(numbers("fit", targets), weights)
+    assert given_to.intercept[0] == 0.1
+    mean = np.average(targets, axis=0, weights=weights)
+    np.testing.assert_allclose(given_to.intercept, mean, rtol=1e-12)
+    assert not given_to.targets()[:, [0, 2]].any()
+    assert given_to.target_share == 1
+
+
 def test_the_mean_target_is_finite_whatever_the_weights():
     weights = np.array([1e200, 3e200])
     huge = problem(numbers("fit", [1e240, -1e240]), weights)

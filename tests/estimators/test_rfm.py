@@ -9,7 +9,7 @@ from torch.func import jacrev, vmap
 from normalign import local_geometry
 from normalign.estimators import RFMClassifier, RFMRegressor, as_torch
 from normalign.kernels import Laplace, Machine
-from tests.estimators.tables import CODES, FRESH, NUMBERS, WORDS, D, N, X
+from tests.estimators.tables import CODES, FRESH, NUMBERS, REGRESSORS, WORDS, D, N, X
 from tests.kernels import transcription
 
 PAPER = {"center": False, "dtype": "float64"}
@@ -121,6 +121,26 @@ def test_importances_are_squared_sensitivities_to_standard_deviations():
     np.testing.assert_allclose(again.feature_importances_, found, rtol=1e-9)
     constant = np.column_stack([X, np.full(N, 7.0)])
     assert RFMRegressor().fit(constant, NUMBERS).feature_importances_[-1] == 0
+
+
+@pytest.mark.parametrize("kind", REGRESSORS)
+@pytest.mark.parametrize("settings", [{}, {"max_leaf_size": 30}], ids=str)
+def test_nothing_matters_to_a_constant_target(kind, settings):
+    for number in (0.0, 1.0, 0.1):  # whose mean over 60 rows is rounded
+        machine = kind(random_state=0, **settings).fit(X, np.full(N, number))
+        np.testing.assert_array_equal(machine.feature_importances_, 0.0)
+        np.testing.assert_array_equal(machine.predict(FRESH), number)
+
+
+def test_a_constant_target_does_not_spoil_the_others():
+    both = np.stack([np.full(N, 0.1), NUMBERS], axis=1)
+    machine = RFMRegressor(dtype="float32").fit(X, both)
+    alone = RFMRegressor(dtype="float32").fit(X, NUMBERS)
+    np.testing.assert_array_equal(machine.predict(FRESH)[:, 0], 0.1)
+    # sums over two columns of coefficients are in another order
+    np.testing.assert_allclose(
+        machine.predict(FRESH)[:, 1], alone.predict(FRESH), rtol=1e-3
+    )
 
 
 def test_a_median_bandwidth_does_not_see_the_units_of_a_table():

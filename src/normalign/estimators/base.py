@@ -231,6 +231,8 @@ class KernelMachine(FittedMachine, ABC):
         self.kernel_, self.exponent_ = str(self.kernel), float(self.exponent)
         diagonal = self.metric_ if self.metric_.ndim == 1 else self.metric_.diagonal()
         share = np.clip(diagonal, 0, None) * problem.variances()
+        if problem.is_constant:
+            share[:] = 0.0  # all coefficients are zero, whatever the initial metric
         self.feature_importances_ = share / (share.sum() or 1.0)
         self._machine = []  # made when it is first asked for
         if held is not None:

@@ -118,20 +118,30 @@ class Problem:
 
     @cached_property
     def intercept(self) -> np.ndarray:
-        """The mean answer, or zeros."""
+        """The mean answer, or zeros; that of equal numbers is the number."""
+        columns = self.answers.columns
         if not self.center:
             return np.zeros(self.k)
         if self.weights is None:
-            return self.answers.columns.sum(axis=0) / self.n
-        weights = self.weights / self.weights.max()
-        return np.average(self.answers.columns, axis=0, weights=weights)
+            mean = columns.sum(axis=0) / self.n
+        else:
+            weights = self.weights / self.weights.max()
+            mean = np.average(columns, axis=0, weights=weights)
+        return mean if self.sizes else _without_rounding(mean, columns)
 
     @cached_property
     def target_unit(self) -> float:
         """A power of two by which answers are divided to be of the size of one."""
-        if self.sizes:
-            return 1.0
-        return power_of_two(float(self._target_sizes.max()))
+        return 1.0 if self.sizes else power_of_two(self._largest_target)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether there is nothing to fit besides the intercept."""
+        return not self.sizes and self._largest_target == 0
+
+    @cached_property
+    def _largest_target(self) -> float:
+        return float(self._target_sizes.max())
 
     @cached_property
     def _target_sizes(self) -> np.ndarray:
@@ -220,6 +230,15 @@ class Problem:
             return np.einsum("ij,ij->j", apart, apart) / len(inside)
         mean = np.average(inside, axis=0, weights=weights)
         return np.average((inside - mean) ** 2, axis=0, weights=weights)
+
+
+def _without_rounding(mean: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """The mean, exact for columns of one number: else they would seem to vary."""
+    first, rounding = columns[0], len(columns) * 2.0**-50
+    for middle, number in zip(mean.tolist(), first.tolist(), strict=True):
+        if abs(middle - number) <= rounding * abs(number):
+            return np.where((columns == first).all(axis=0), first, mean)
+    return mean
 
 
 def held_out_rows(
