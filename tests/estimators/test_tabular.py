@@ -251,6 +251,22 @@ def test_values_that_a_numeric_column_cannot_hold_are_refused_at_predict():
         pipeline.predict(frame.assign(size=np.where(AGE[2] == AGE, np.inf, AGE)))
 
 
+@pytest.mark.parametrize("made_before", [True, False])
+def test_weights_are_routed_to_the_machine_and_not_to_the_scaler(made_before):
+    weights = np.linspace(1.0, 3.0, N)
+    plain = make_tabular_pipeline(RFMClassifier(n_iter=1))
+    plain.fit(TABLE, LABEL, machine__sample_weight=weights)
+    routed = make_tabular_pipeline(RFMClassifier(n_iter=1))
+    with config_context(enable_metadata_routing=True):
+        if not made_before:
+            routed = make_tabular_pipeline(RFMClassifier(n_iter=1))
+        routed["machine"].set_fit_request(sample_weight=True)
+        routed = clone(routed).fit(TABLE, LABEL, sample_weight=weights)
+    np.testing.assert_array_equal(
+        routed.predict_proba(TABLE), plain.predict_proba(TABLE)
+    )
+
+
 def test_it_is_cloned_searched_and_pickled_like_any_pipeline():
     pipeline = clone(make_tabular_pipeline(RFMClassifier(n_iter=0)))
     search = GridSearchCV(pipeline, {"machine__ridge": [1e-3, 1.0]}, cv=2)

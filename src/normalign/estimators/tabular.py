@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 from scipy import sparse
+from sklearn import config_context
 from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import Pipeline, make_pipeline
@@ -110,7 +111,7 @@ def make_tabular_pipeline(
             add_indicator=missing_indicator,
             keep_empty_features=True,
         ),
-        StandardScaler(),
+        _unweighted_scaler(),
     )
     categories = make_pipeline(
         FunctionTransformer(as_texts, feature_names_out="one-to-one"),
@@ -128,6 +129,15 @@ def make_tabular_pipeline(
         ]
     )
     return Pipeline([("columns", columns), ("machine", estimator)])
+
+
+def _unweighted_scaler() -> StandardScaler:
+    """A scaler that says that it takes no weights, where they are routed."""
+    scaler = StandardScaler()
+    # it may be told only while routing is on, which may be only after this
+    with config_context(enable_metadata_routing=True):
+        scaler.set_fit_request(sample_weight=False)
+    return scaler
 
 
 class TableColumns(ColumnTransformer):
