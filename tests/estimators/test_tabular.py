@@ -289,8 +289,9 @@ def test_wrong_arguments_are_refused():
         make_tabular_pipeline(RFMClassifier(), max_categories="a")
     with pytest.raises(TypeError, match=r"X must be dense.*toarray"):
         make_tabular_pipeline(RFMClassifier()).fit(sparse.csr_array(np.eye(N)), LABEL)
-    with pytest.raises(TypeError, match="Put the name in a list"):
-        make_tabular_pipeline(RFMClassifier(), categorical="city")
+    for none in ("city", b"city", None, 3):
+        with pytest.raises(TypeError, match=r"got .*\. Put the name in a list"):
+            make_tabular_pipeline(RFMClassifier(), categorical=none)
 
 
 @pytest.mark.parametrize(

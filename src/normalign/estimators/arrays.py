@@ -19,8 +19,8 @@ __all__ = ["Origin", "as_numpy", "checked_features", "checked_weights"]
 
 # Weights by which any ridge can be divided in single precision.
 _WEIGHTS = (1e-20, 1e20)
-# Kinds of arrays that pass here; complex numbers are refused by scikit-learn itself.
-_NUMBERS = "biufc"
+# Kinds of arrays that are numbers to a kernel.
+_NUMBERS = "biuf"
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def checked_features(estimator: Any, X: Any, *, reset: bool) -> np.ndarray:
         If X is sparse, a frame that pandas cannot take over, or holds objects that are
         no values at all.
     ValueError
-        If X has text, dates, categories, missing or infinite values; in
+        If X has text, dates, categories, complex, missing or infinite values; in
         scikit-learn's words if its shape or its columns' names are wrong.
     """
     callee = type(estimator).__name__
@@ -216,9 +216,12 @@ def _require_numbers(callee: str, X: Any) -> None:
             )
         )  # fmt: skip
     remedies = []
+    if "complex" in found:
+        # the first words are those that scikit-learn's users know
+        remedies += ["Complex data not supported: make two columns of each."]
     if "date" in found:
-        remedies = ["Turn dates into numbers (years, days since ...) first."]
-    if found - {"date"}:
+        remedies += ["Turn dates into numbers (years, days since ...) first."]
+    if found - {"complex", "date"}:
         remedies += [f"make_tabular_pipeline({callee}()) encodes texts and categories."]
     raise ValueError(
         complaint(callee, "X", "numbers", _some(list(wrong)), " ".join(remedies))
@@ -230,8 +233,8 @@ def _strange(dtype: Any, values: Iterable[Any]) -> set[str]:
     letter = getattr(dtype, "kind", "O")
     if letter in _NUMBERS:
         return set()
-    if letter in "mM":
-        return {"date"}
+    if letter in "mMc":
+        return {"complex" if letter == "c" else "date"}
     if letter != "O":
         return {"text"}
     if str(dtype) == "object":
@@ -281,8 +284,8 @@ def checked_weights(callee: str, sample_weight: Any, n: int) -> np.ndarray | Non
     given = np.asarray(as_numpy(sample_weight))
     strange = _strange(given.dtype, given.flat)
     require_kind(
-        not strange and given.dtype.kind != "c", callee, "sample_weight",
-        "real numbers", f"an array of {given.dtype}",
+        not strange, callee, "sample_weight", "real numbers",
+        f"an array of {given.dtype}",
     )  # fmt: skip
     objects = given.dtype.kind == "O"
     weights = with_nan(given) if objects else np.asarray(given, dtype=np.float64)

@@ -51,6 +51,8 @@ def check_parameters(estimator: Any) -> None:
             above=0.0, below=1.0,
         )  # fmt: skip
     _check_counts(callee, given)
+    if given["random_state"] is not None:
+        _check_random_state(callee, given["random_state"])
     for name in ("diagonal", "center"):
         require_kind(
             isinstance(given[name], bool | np.bool_), callee, name, "True or False",
@@ -73,6 +75,21 @@ def _check_counts(callee: str, given: dict[str, Any]) -> None:
             n_jobs != 0, callee, "n_jobs", "a number of workers, or -1 for all cores",
             n_jobs,
         )  # fmt: skip
+
+
+def _check_random_state(callee: str, state: Any) -> None:
+    if isinstance(state, Integral):
+        fits = 0 <= int(state) < 2**32
+        require(fits, callee, "random_state", "in [0, 2**32)", int(state))
+        return
+    known = isinstance(state, np.random.RandomState) or state is np.random
+    remedy = ""
+    if isinstance(state, np.random.Generator):
+        remedy = "Draw a seed: int(generator.integers(2**32))."
+    require_kind(
+        known, callee, "random_state", "an integer, a RandomState or None",
+        repr(state), remedy,
+    )  # fmt: skip
 
 
 def _check_exponent(callee: str, given: dict[str, Any]) -> None:

@@ -75,8 +75,8 @@ def make_tabular_pipeline(
     Raises
     ------
     TypeError
-        If the estimator is none; in ``fit``, if the table is sparse, or a frame that
-        pandas cannot take over.
+        If an argument is not of the right kind; in ``fit``, if the table is sparse, or
+        a frame that pandas cannot take over.
     ValueError
         In ``fit``, if the table is none, its columns have names of several levels, or
         one holds dates or something else with no place here.
@@ -101,8 +101,9 @@ def make_tabular_pipeline(
     )  # fmt: skip
     require(max_categories > 1, _CALLEE, "max_categories", "2 or more", max_categories)
     require_kind(
-        not isinstance(categorical, str), _CALLEE, "categorical",
-        "a sequence of columns", categorical, "Put the name in a list.",
+        isinstance(categorical, Iterable) and not isinstance(categorical, str | bytes),
+        _CALLEE, "categorical", "a sequence of columns", repr(categorical),
+        "Put the name in a list; () is for none.",
     )  # fmt: skip
     numbers = make_pipeline(
         FunctionTransformer(as_floats, feature_names_out="one-to-one"),

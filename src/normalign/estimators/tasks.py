@@ -8,7 +8,9 @@ import numpy as np
 from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.utils import Tags
 from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import type_of_target
 
+from normalign._checks import require
 from normalign.estimators.arrays import Origin, as_numpy
 from normalign.estimators.base import KernelMachine
 from normalign.estimators.calibration import probabilities, temperature
@@ -26,6 +28,16 @@ __all__ = ["KernelClassifier", "KernelRegressor"]
 
 def _has_one_output(estimator: Any) -> bool:
     return not isinstance(getattr(estimator, "classes_", None), list)
+
+
+def _require_indicators(callee: str, labels: np.ndarray) -> None:
+    numeric = labels.dtype.kind in "biuf"
+    require(
+        numeric and type_of_target(labels) == "multilabel-indicator", callee, "y",
+        "one column of labels, or indicators of 0 and 1",
+        f"{labels.shape[1]} label columns",
+        "Compare them one by one: (predict(X) == y).mean(axis=0).",
+    )  # fmt: skip
 
 
 class KernelClassifier(ClassifierMixin, KernelMachine):
@@ -104,8 +116,13 @@ class KernelClassifier(ClassifierMixin, KernelMachine):
         return finish(outputs[:, 1] - outputs[:, 0] if two else outputs)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the accuracy on rows and their labels."""
+        """Return the accuracy on rows and their labels.
+
+        Several label columns must be multi-label indicators, as in scikit-learn.
+        """
         labels = plain_labels(type(self).__name__, y)
+        if labels.ndim == 2 and labels.shape[1] > 1:
+            _require_indicators(type(self).__name__, labels)
         return super().score(as_numpy(X), labels, as_numpy(sample_weight))
 
     def __sklearn_tags__(self) -> Tags:
