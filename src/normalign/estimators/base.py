@@ -181,6 +181,9 @@ class KernelMachine(FittedMachine, ABC):
         squares = self.kernel != "product_laplace"
         return rounding_share(problem.inside(), torch.float32, squares=squares)
 
+    def _limit(self) -> int | None:
+        return None if self.memory_limit is None else int(self.memory_limit)
+
     def _recipe(self, problem: Problem) -> Recipe:
         """The parameters as the recursion takes them, in the problem's frame."""
         fixed = self.bandwidth_rule == "fixed"
@@ -197,7 +200,7 @@ class KernelMachine(FittedMachine, ABC):
             identity_weight=problem.frame.identity_weight(self._identity_weight()),
             bandwidth_rule=self.bandwidth_rule,
             diagonal=bool(self.diagonal),
-            solver=Solver(self.solver, memory_limit=self.memory_limit),  # type: ignore[arg-type]
+            solver=Solver(self.solver, memory_limit=self._limit()),  # type: ignore[arg-type]
             agop_samples=int(self.agop_samples),
             dtype=problem.dtype,
             device=str(problem.device),
@@ -217,7 +220,7 @@ class KernelMachine(FittedMachine, ABC):
         recipe = self._recipe(problem)
         in_parts = self.max_leaf_size is not None and problem.n > self.max_leaf_size
         require_memory(
-            callee, problem, solver=self.solver, limit=self.memory_limit,
+            callee, problem, solver=self.solver, limit=self._limit(),
             most=self.max_leaf_size,
         )  # fmt: skip
         if self.bandwidth_rule == "fixed":

@@ -56,7 +56,8 @@ class RFMClassifier(KernelClassifier):
         blur distances. Where a solve in float32 loses digits the machine goes over
         to float64, whatever is asked; `dtype_` says so.
     memory_limit : int, optional
-        Bytes that a fit may take above its data; by default 80 % of what is free.
+        Bytes that a fit may take above its data (a whole float, 1e9, is one, too); by
+        default 80 % of what is free.
     max_leaf_size : int, optional
         Above that many rows, cut the table into overlapping parts of at most that
         size, fit machines with one metric to them and blend these smoothly. Work then
