@@ -141,7 +141,13 @@ def test_rows_of_a_problem_stay_in_its_frame():
 
 def test_a_sample_is_all_rows_if_they_are_few():
     whole = problem(numbers("fit", np.arange(10.0)))
-    np.testing.assert_array_equal(whole.sample(10, 0), np.arange(10))
-    some = whole.sample(4, 0)
-    assert len(set(some)) == 4
-    np.testing.assert_array_equal(some, whole.sample(4, 0))
+    np.testing.assert_array_equal(whole.sample(10), np.arange(10))
+
+
+def test_a_sample_is_the_same_every_time_and_no_comb():
+    whole = problem(numbers("fit", np.arange(999.0)))
+    some = whole.sample(500)
+    assert len(set(some)) == 500
+    np.testing.assert_array_equal(some, whole.sample(500, 7))
+    # evenly spaced rows would all be even, and of one class if classes alternate
+    assert 0.4 < (some % 2).mean() < 0.6

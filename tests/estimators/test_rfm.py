@@ -236,6 +236,17 @@ def test_a_regressor_scores_rows_kept_apart_by_their_weighted_r_squared():
     assert score == pytest.approx(machine.validation_scores_.max(), rel=1e-9)
 
 
+def test_probabilities_of_a_large_table_do_not_move_between_fits():
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(800, 3))
+    labels = table[:, 0] + rng.normal(size=800) > 0
+    machine = RFMClassifier(n_iter=1)
+    first = machine.fit(table, labels).predict_proba(table)
+    for seed in (None, 7):
+        machine.set_params(random_state=seed).fit(table, labels)
+        np.testing.assert_array_equal(machine.predict_proba(table), first)
+
+
 def test_the_same_random_state_gives_the_same_machine_and_another_one_another():
     def fitted(seed):
         return RFMRegressor(validation_fraction=0.5, random_state=seed).fit(X, NUMBERS)

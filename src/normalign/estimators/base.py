@@ -248,7 +248,7 @@ class KernelMachine(FittedMachine, ABC):
     ) -> None:
         rows = None
         if held is None and problem.sizes:
-            rows = problem.sample(_CALIBRATION_ROWS, seed)
+            rows = problem.sample(_CALIBRATION_ROWS)
         limit = self.time_limit_s
         if self.verbose:
             recipe = _WatchedRecipe(**vars(recipe), title=type(self).__name__)

@@ -74,8 +74,10 @@ class RFMClassifier(KernelClassifier):
         Workers of joblib for the parts of `max_leaf_size`. A whole machine uses the
         threads of torch.
     random_state : int, RandomState or None, default=None
-        For rows kept apart, samples and parts. Nothing is random in a table of at most
-        500 rows without `validation_fraction`. None: other draws in each fit.
+        For rows kept apart, samples and parts: nothing is random without
+        `validation_fraction`, in a table of at most `max_leaf_size` and `agop_samples`
+        rows (and 1000, where the median rule measures distances). None: other draws in
+        each fit.
     verbose : int, default=0
         1 shows a progress bar on stderr.
 
