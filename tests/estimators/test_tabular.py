@@ -5,6 +5,7 @@ from decimal import Decimal
 import numpy as np
 import pandas as pd
 import pytest
+import skops.io
 import torch
 from scipy import sparse
 from sklearn import config_context
@@ -273,6 +274,14 @@ def test_it_is_cloned_searched_and_pickled_like_any_pipeline():
     search.fit(TABLE, LABEL)
     again = pickle.loads(pickle.dumps(search))
     np.testing.assert_array_equal(again.predict(TABLE), search.predict(TABLE))
+
+
+def test_it_is_saved_without_pickle():
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(TABLE, LABEL)
+    saved = skops.io.dumps(pipeline)
+    kinds = skops.io.get_untrusted_types(data=saved)
+    again = skops.io.loads(saved, trusted=kinds)
+    np.testing.assert_array_equal(again.predict(TABLE), pipeline.predict(TABLE))
 
 
 def test_any_estimator_may_stand_at_the_end():

@@ -8,11 +8,11 @@ from typing import Any, Self
 
 import numpy as np
 from scipy import sparse
-from sklearn import config_context
 from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
+from sklearn.utils.metadata_routing import MetadataRouter
 
 from normalign._checks import complaint, require, require_kind
 from normalign.estimators.arrays import as_numpy
@@ -112,7 +112,7 @@ def make_tabular_pipeline(
             add_indicator=missing_indicator,
             keep_empty_features=True,
         ),
-        _unweighted_scaler(),
+        StandardScaler(),
     )
     categories = make_pipeline(
         FunctionTransformer(as_texts, feature_names_out="one-to-one"),
@@ -130,15 +130,6 @@ def make_tabular_pipeline(
         ]
     )
     return Pipeline([("columns", columns), ("machine", estimator)])
-
-
-def _unweighted_scaler() -> StandardScaler:
-    """A scaler that says that it takes no weights, where they are routed."""
-    scaler = StandardScaler()
-    # it may be told only while routing is on, which may be only after this
-    with config_context(enable_metadata_routing=True):
-        scaler.set_fit_request(sample_weight=False)
-    return scaler
 
 
 class TableColumns(ColumnTransformer):
@@ -161,6 +152,14 @@ class TableColumns(ColumnTransformer):
     def transform(self, X: Any, **params: Any) -> Any:
         """Put what the transformers make of a table side by side."""
         return super().transform(_entered(X), **params)
+
+    def get_metadata_routing(self) -> MetadataRouter:
+        """Weights and the like are for the machine alone.
+
+        To say so for the scaler itself would put requests into its state, which refer
+        back to it and which skops therefore cannot save.
+        """
+        return MetadataRouter(owner=self)
 
 
 def _entered(X: Any) -> Any:
