@@ -52,8 +52,9 @@ def check_parameters(estimator: Any) -> None:
             above=0.0, below=1.0,
         )  # fmt: skip
     _check_counts(callee, given)
-    if given["random_state"] is not None:
-        _check_random_state(callee, given["random_state"])
+    state = given["random_state"]
+    if state is not None and not (type(state) is int and 0 <= state < 2**32):
+        _check_random_state(callee, state)
     for name in ("diagonal", "center"):
         require_kind(
             isinstance(given[name], bool | np.bool_), callee, name, "True or False",
