@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 import torch
 
-from normalign.estimators import RFMRegressor
+from normalign.estimators import RFMClassifier, RFMRegressor
 from normalign.estimators.arrays import Origin, as_numpy, checked_weights
 from tests.estimators.tables import ESTIMATORS, FRESH, NUMBERS, X, answers
 
@@ -137,9 +137,37 @@ def test_arrays_of_any_library_come_back_as_that_library_has_them(kind, table, f
     assert machine.score(table, codes) == plain.score(as_numpy(table), codes)
 
 
-def test_predicted_words_are_numpys_even_for_tensors():
-    from normalign.estimators import RFMClassifier
+@pytest.mark.parametrize("convert", [np.asarray, torch.as_tensor])
+def test_labels_are_not_rounded_to_the_precision_of_the_table(convert):
+    labels = (X[:, 0] > 0) + 2.0**24  # the next float32 is two away
+    table = convert(X.astype(np.float32))
+    for y in (labels, np.stack([labels, -labels], axis=1)):
+        found = RFMClassifier(n_iter=0).fit(table, y).predict(table)
+        assert type(found) is type(table)
+        np.testing.assert_array_equal(np.asarray(found), y)
 
+
+@pytest.mark.parametrize("device", STRICT_DEVICES)
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_labels_go_back_to_devices_that_have_no_64_bits(device, dtype):
+    table, labels = strict(X, device), (X[:, 0] > 0).astype(dtype)
+    found = RFMClassifier(n_iter=0).fit(table, labels).predict(table)
+    assert found.device == device
+    np.testing.assert_array_equal(as_numpy(found), labels)
+
+
+def test_answers_that_single_precision_cannot_hold_stay_in_double():
+    table = X.astype(np.float32)
+    huge = RFMRegressor(n_iter=1).fit(table, 1e40 * NUMBERS)
+    plain = RFMRegressor(n_iter=1).fit(table, NUMBERS)
+    for name in ("predict", "jacobian"):
+        found, wanted = getattr(huge, name)(table), getattr(plain, name)(table)
+        assert (found.dtype, wanted.dtype) == (np.float64, np.float32)
+        # the plain answer is rounded to float32
+        np.testing.assert_allclose(found / 1e40, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_predicted_words_are_numpys_even_for_tensors():
     machine = RFMClassifier().fit(torch.as_tensor(X), ["a", "b"] * 30)
     assert machine.predict(torch.as_tensor(FRESH)).dtype.kind == "U"
     assert isinstance(machine.predict_proba(torch.as_tensor(FRESH)), torch.Tensor)

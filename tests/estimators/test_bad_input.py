@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import sparse
 
-from normalign.estimators import RFAMClassifier, RFMClassifier, RFMRegressor
+from normalign.estimators import (
+    RFAMClassifier,
+    RFAMClassifierCV,
+    RFMClassifier,
+    RFMRegressor,
+)
 from tests.estimators.tables import (
     CLASSIFIERS,
     ESTIMATORS,
@@ -377,12 +382,14 @@ def test_a_second_fit_forgets_the_first_one():
         ({"device": "meta"}, "device must be a device that computes"),
         ({"dtype": "float16"}, "dtype must be one of"),
         ({"memory_limit": 0}, "memory_limit must be 1 or more"),
+        ({"memory_limit": 0.0}, "memory_limit must be 1 or more"),
         ({"max_leaf_size": 0}, "max_leaf_size must be 1 or more"),
         ({"validation_fraction": 1.0}, "validation_fraction must be in"),
-        ({"validation_fraction": 1e-9}, "rows remain on both sides"),
         ({"time_limit_s": 0}, "time_limit_s must be"),
         ({"agop_samples": 0}, "agop_samples must be 1 or more"),
         ({"n_jobs": 0}, "n_jobs must be a number of workers"),
+        ({"random_state": -1}, r"random_state must be in \[0, 2\*\*32\), got -1"),
+        ({"random_state": 2**32}, r"random_state must be in .*, got 4294967296"),
     ],
     ids=str,
 )
@@ -402,16 +409,49 @@ def test_values_that_make_no_machine_are_refused(settings, words):
         {"diagonal": "yes"},
         {"center": None},
         {"agop_samples": 1e4},
+        {"max_leaf_size": 100.0},
+        {"memory_limit": 1.5},
+        {"memory_limit": np.inf},
+        {"memory_limit": "1GB"},
         {"n_jobs": "a"},
         {"n_jobs": 1.5},
         {"verbose": "no"},
         {"identity_weight": [0.5]},
+        {"random_state": "a"},
+        {"random_state": 1.5},
+        {"random_state": [1]},
+        {"random_state": np.random.default_rng(0)},
     ],
     ids=str,
 )
 def test_parameters_of_the_wrong_kind_are_refused(settings):
     with pytest.raises(TypeError, match=r"^RFAMClassifier: .* must be .*, got "):
         RFAMClassifier(**settings).fit(X, WORDS)
+
+
+def test_a_generator_is_refused_with_the_way_to_a_seed_by_the_search_too():
+    generator = np.random.default_rng(0)
+    words = r"^RFAMClassifierCV: random_state must .* Draw a seed: int\(generator\."
+    with pytest.raises(TypeError, match=words):
+        RFAMClassifierCV(random_state=generator).fit(X, WORDS)
+
+
+@pytest.mark.parametrize(
+    "state", [np.int64(3), np.random.RandomState(0), np.random, None], ids=str
+)
+def test_what_scikit_learn_takes_for_a_random_state_is_taken(state):
+    RFMClassifier(random_state=state, n_iter=0).fit(X, WORDS)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [X + 1j, torch.as_tensor(X + 1j), (X + 1j).astype(object), pd.DataFrame(X + 1j)],
+    ids=["array", "tensor", "objects", "frame"],
+)
+def test_complex_tables_are_refused_with_the_remedy(table):
+    words = HOUSE + r" Complex data not supported: make two columns of each\.$"
+    with pytest.raises(ValueError, match=words):
+        RFMRegressor().fit(table, NUMBERS)
 
 
 def test_far_away_from_all_rows_answers_stay_finite():

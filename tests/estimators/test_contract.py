@@ -195,6 +195,24 @@ def test_labels_that_are_objects_are_fitted_and_scored_as_what_they_are(labels):
     np.testing.assert_array_equal(machine.predict(FRESH), plain.predict(FRESH))
 
 
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.stack([CODES, CODES + 1], axis=1),
+        np.stack([WORDS, WORDS], axis=1),
+        pd.DataFrame({"a": WORDS, "b": CODES, "c": CODES > 0}),
+    ],
+    ids=["integers", "texts", "mixed"],
+)
+def test_several_label_columns_have_no_accuracy_but_indicators_do(labels):
+    machine = RFMClassifier(n_iter=0).fit(X, labels)
+    words = r"^RFMClassifier: y must be one column of .*, got . label columns. Comp"
+    with pytest.raises(ValueError, match=words):
+        machine.score(X, labels)
+    ones = (np.asarray(CODES)[:, None] == [0, 1]).astype(int)
+    assert 0 < RFMClassifier(n_iter=0).fit(X, ones).score(X, ones) <= 1
+
+
 def test_label_columns_of_different_kinds_come_back_as_they_were():
     labels = pd.DataFrame({"code": CODES, "word": WORDS})
     machine = RFMClassifier(n_iter=0, ridge=1e-6).fit(X, labels)

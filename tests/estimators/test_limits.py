@@ -9,6 +9,7 @@ from normalign.estimators import RFMRegressor
 from normalign.estimators.arrays import checked_features
 from normalign.estimators.base import two_seeds
 from normalign.estimators.selection import RFAMRegressorCV
+from tests.estimators.tables import NUMBERS, X
 
 
 @pytest.mark.parametrize(
@@ -70,3 +71,13 @@ def test_seeds_of_a_number_are_what_its_generator_draws():
     assert two_seeds(7) == wanted  # remembered, not drawn on
     assert two_seeds(None) != two_seeds(None)
     assert all(0 <= seed < 2**31 for seed in two_seeds(None))
+
+
+@pytest.mark.parametrize("limit", [1e9, np.float32(1e9)])
+def test_bytes_may_be_written_as_a_whole_float(limit):
+    for settings in ({}, {"max_leaf_size": 30}):
+        machine = RFMRegressor(memory_limit=limit, n_iter=1, **settings)
+        machine.fit(X, NUMBERS)
+        assert machine.get_params()["memory_limit"] is limit
+    with pytest.raises(ValueError, match="memory_limit must be at least"):
+        RFMRegressor(memory_limit=1e3).fit(X, NUMBERS)

@@ -75,10 +75,29 @@ def test_every_class_of_every_label_column_keeps_a_row_for_training(seed, n):
         assert set(column) == set(column[~apart])
 
 
-def test_too_few_rows_to_keep_any_apart_are_refused():
-    alone = problem(numbers("fit", [1.0]))
-    with pytest.raises(ValueError, match="rows remain on both sides"):
-        held_out_rows("fit", alone, 0.5, 0)
+@given(st.integers(0, 2**31), st.integers(2, 9), st.sampled_from([1e-9, 0.2, 0.999]))
+def test_of_however_few_rows_some_are_kept_apart_whatever_the_seed(seed, n, fraction):
+    apart = held_out_rows("fit", problem(numbers("fit", np.ones(n))), fraction, seed)
+    assert 0 < apart.sum() < n
+    labels = [0, *range(n)]  # one row to spare, or the other
+    apart = held_out_rows("fit", problem(class_labels("fit", labels)), fraction, seed)
+    assert apart.sum() == 1
+    assert apart[:2].any()
+
+
+def test_a_row_kept_apart_is_the_only_one_of_none_of_its_classes():
+    labels = np.array([[0, 0], [0, 1], [1, 1], [1, 1], [2, 2]])
+    for seed in range(20):
+        apart = held_out_rows("fit", problem(class_labels("fit", labels)), 1e-9, seed)
+        assert np.flatnonzero(apart)[0] in (1, 2, 3)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("answers", [numbers("", [1.0]), class_labels("", [0, 1, 2])])
+def test_too_few_rows_to_keep_any_apart_are_refused(answers, seed):
+    for fraction in (1e-9, 0.5, 0.999):
+        with pytest.raises(ValueError, match="rows remain on both sides"):
+            held_out_rows("fit", problem(answers), fraction, seed)
 
 
 def test_targets_whose_coefficients_would_be_infinite_are_refused():
@@ -91,6 +110,17 @@ def test_the_smallest_target_that_varies_is_measured_by_the_largest():
     targets = np.array([[1.0, 5.0, 3e-20], [-1.0, 5.0, -1e-20]])
     assert problem(numbers("fit", targets)).target_share == pytest.approx(2e-20)
     assert problem(numbers("fit", targets[:, 1])).target_share == 1
+
+
+@pytest.mark.parametrize("weights", [None, np.linspace(0.1, 1.7, 300)])
+def test_the_mean_of_equal_targets_is_exact_and_they_do_not_vary(weights):
+    targets = np.stack([np.full(300, 0.1), np.arange(300.0), np.zeros(300)], axis=1)
+    given_to = problem(numbers("fit", targets), weights)
+    assert given_to.intercept[0] == 0.1
+    mean = np.average(targets, axis=0, weights=weights)
+    np.testing.assert_allclose(given_to.intercept, mean, rtol=1e-12)
+    assert not given_to.targets()[:, [0, 2]].any()
+    assert given_to.target_share == 1
 
 
 def test_the_mean_target_is_finite_whatever_the_weights():
@@ -111,7 +141,13 @@ def test_rows_of_a_problem_stay_in_its_frame():
 
 def test_a_sample_is_all_rows_if_they_are_few():
     whole = problem(numbers("fit", np.arange(10.0)))
-    np.testing.assert_array_equal(whole.sample(10, 0), np.arange(10))
-    some = whole.sample(4, 0)
-    assert len(set(some)) == 4
-    np.testing.assert_array_equal(some, whole.sample(4, 0))
+    np.testing.assert_array_equal(whole.sample(10), np.arange(10))
+
+
+def test_a_sample_is_the_same_every_time_and_no_comb():
+    whole = problem(numbers("fit", np.arange(999.0)))
+    some = whole.sample(500)
+    assert len(set(some)) == 500
+    np.testing.assert_array_equal(some, whole.sample(500, 7))
+    # evenly spaced rows would all be even, and of one class if classes alternate
+    assert 0.4 < (some % 2).mean() < 0.6

@@ -10,7 +10,7 @@ from normalign import local_geometry
 from normalign.estimators import RFMClassifier, RFMRegressor, as_torch
 from normalign.kernels import Laplace, Machine, Solver
 from normalign.kernels import solve as solving
-from tests.estimators.tables import CODES, FRESH, NUMBERS, WORDS, D, N, X
+from tests.estimators.tables import CODES, FRESH, NUMBERS, REGRESSORS, WORDS, D, N, X
 from tests.kernels import transcription
 
 PAPER = {"center": False, "dtype": "float64"}
@@ -124,6 +124,26 @@ def test_importances_are_squared_sensitivities_to_standard_deviations():
     assert RFMRegressor().fit(constant, NUMBERS).feature_importances_[-1] == 0
 
 
+@pytest.mark.parametrize("kind", REGRESSORS)
+@pytest.mark.parametrize("settings", [{}, {"max_leaf_size": 30}], ids=str)
+def test_nothing_matters_to_a_constant_target(kind, settings):
+    for number in (0.0, 1.0, 0.1):  # whose mean over 60 rows is rounded
+        machine = kind(random_state=0, **settings).fit(X, np.full(N, number))
+        np.testing.assert_array_equal(machine.feature_importances_, 0.0)
+        np.testing.assert_array_equal(machine.predict(FRESH), number)
+
+
+def test_a_constant_target_does_not_spoil_the_others():
+    both = np.stack([np.full(N, 0.1), NUMBERS], axis=1)
+    machine = RFMRegressor(dtype="float32").fit(X, both)
+    alone = RFMRegressor(dtype="float32").fit(X, NUMBERS)
+    np.testing.assert_array_equal(machine.predict(FRESH)[:, 0], 0.1)
+    # sums over two columns of coefficients are in another order
+    np.testing.assert_allclose(
+        machine.predict(FRESH)[:, 1], alone.predict(FRESH), rtol=1e-3
+    )
+
+
 def test_a_median_bandwidth_does_not_see_the_units_of_a_table():
     settings = {"bandwidth_rule": "median", "bandwidth": 1.0}
     plain = RFMRegressor(**settings).fit(X, NUMBERS)
@@ -224,6 +244,17 @@ def test_a_regressor_scores_rows_kept_apart_by_their_weighted_r_squared():
         X[apart], np.stack([NUMBERS, X[:, 1]], 1)[apart], weights[apart]
     )
     assert score == pytest.approx(machine.validation_scores_.max(), rel=1e-9)
+
+
+def test_probabilities_of_a_large_table_do_not_move_between_fits():
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(800, 3))
+    labels = table[:, 0] + rng.normal(size=800) > 0
+    machine = RFMClassifier(n_iter=1)
+    first = machine.fit(table, labels).predict_proba(table)
+    for seed in (None, 7):
+        machine.set_params(random_state=seed).fit(table, labels)
+        np.testing.assert_array_equal(machine.predict_proba(table), first)
 
 
 def test_the_same_random_state_gives_the_same_machine_and_another_one_another():

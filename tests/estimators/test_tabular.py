@@ -5,6 +5,7 @@ from decimal import Decimal
 import numpy as np
 import pandas as pd
 import pytest
+import skops.io
 import torch
 from scipy import sparse
 from sklearn import config_context
@@ -251,12 +252,36 @@ def test_values_that_a_numeric_column_cannot_hold_are_refused_at_predict():
         pipeline.predict(frame.assign(size=np.where(AGE[2] == AGE, np.inf, AGE)))
 
 
+@pytest.mark.parametrize("made_before", [True, False])
+def test_weights_are_routed_to_the_machine_and_not_to_the_scaler(made_before):
+    weights = np.linspace(1.0, 3.0, N)
+    plain = make_tabular_pipeline(RFMClassifier(n_iter=1))
+    plain.fit(TABLE, LABEL, machine__sample_weight=weights)
+    routed = make_tabular_pipeline(RFMClassifier(n_iter=1))
+    with config_context(enable_metadata_routing=True):
+        if not made_before:
+            routed = make_tabular_pipeline(RFMClassifier(n_iter=1))
+        routed["machine"].set_fit_request(sample_weight=True)
+        routed = clone(routed).fit(TABLE, LABEL, sample_weight=weights)
+    np.testing.assert_array_equal(
+        routed.predict_proba(TABLE), plain.predict_proba(TABLE)
+    )
+
+
 def test_it_is_cloned_searched_and_pickled_like_any_pipeline():
     pipeline = clone(make_tabular_pipeline(RFMClassifier(n_iter=0)))
     search = GridSearchCV(pipeline, {"machine__ridge": [1e-3, 1.0]}, cv=2)
     search.fit(TABLE, LABEL)
     again = pickle.loads(pickle.dumps(search))
     np.testing.assert_array_equal(again.predict(TABLE), search.predict(TABLE))
+
+
+def test_it_is_saved_without_pickle():
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(TABLE, LABEL)
+    saved = skops.io.dumps(pipeline)
+    kinds = skops.io.get_untrusted_types(data=saved)
+    again = skops.io.loads(saved, trusted=kinds)
+    np.testing.assert_array_equal(again.predict(TABLE), pipeline.predict(TABLE))
 
 
 def test_any_estimator_may_stand_at_the_end():
@@ -273,8 +298,31 @@ def test_wrong_arguments_are_refused():
         make_tabular_pipeline(RFMClassifier(), max_categories="a")
     with pytest.raises(TypeError, match=r"X must be dense.*toarray"):
         make_tabular_pipeline(RFMClassifier()).fit(sparse.csr_array(np.eye(N)), LABEL)
-    with pytest.raises(TypeError, match="Put the name in a list"):
-        make_tabular_pipeline(RFMClassifier(), categorical="city")
+    for none in ("city", b"city", None, 3):
+        with pytest.raises(TypeError, match=r"got .*\. Put the name in a list"):
+            make_tabular_pipeline(RFMClassifier(), categorical=none)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [TABLE["age"], AGE, AGE[:, None, None], torch.as_tensor(AGE)],
+    ids=["series", "one dimension", "three", "tensor"],
+)
+def test_what_has_no_columns_is_refused_in_fit_and_later(values):
+    words = r"^make_tabular_pipeline: X must be a table .*, got a \w+ of shape .* One"
+    with pytest.raises(ValueError, match=words):
+        make_tabular_pipeline(RFMClassifier()).fit(values, LABEL)
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(TABLE, LABEL)
+    with pytest.raises(ValueError, match=words):
+        pipeline.predict(values)
+
+
+def test_names_of_several_levels_are_refused_with_the_remedy():
+    frame = TABLE.set_axis(pd.MultiIndex.from_product([["a"], TABLE.columns]), axis=1)
+    with pytest.raises(ValueError, match=r"^make_.* MultiIndex of 2 levels. Join"):
+        make_tabular_pipeline(RFMClassifier()).fit(frame, LABEL)
+    frame.columns = ["_".join(map(str, name)) for name in frame.columns]
+    make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(frame, LABEL)
 
 
 def test_kinds_of_columns_are_told_by_type_or_value():

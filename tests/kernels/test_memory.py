@@ -71,5 +71,17 @@ def test_what_cannot_be_estimated_is_refused(arguments, said):
         estimate_memory(*arguments[:3], solver=arguments[3])
 
 
+@pytest.mark.parametrize("counts", [(10, "a", 1), (1.5, 2, 3), (10, 2, None)])
+def test_counts_that_are_no_integers_are_refused(counts):
+    with pytest.raises(TypeError, match=r"^estimate_memory: n, d, k, rank must be int"):
+        estimate_memory(*counts)
+
+
+@pytest.mark.parametrize("device", ["foo", None])
+def test_devices_that_torch_does_not_know_are_refused(device):
+    with pytest.raises(ValueError, match=r"^estimate_memory: device must be .*, got "):
+        estimate_memory(10, 2, 1, device=device)
+
+
 def test_some_memory_is_free():
     assert available_bytes(torch.device("cpu")) > 1 << 20

@@ -13,13 +13,14 @@ from sklearn.utils.validation import validate_data
 
 from normalign._checks import complaint, require, require_kind
 from normalign.estimators.cells import kinds_of, type_kind, unmasked, with_nan
+from normalign.estimators.frames import in_pandas
 
 __all__ = ["Origin", "as_numpy", "checked_features", "checked_weights"]
 
 # Weights by which any ridge can be divided in single precision.
 _WEIGHTS = (1e-20, 1e20)
-# Kinds of arrays that pass here; complex numbers are refused by scikit-learn itself.
-_NUMBERS = "biufc"
+# Kinds of arrays that are numbers to a kernel.
+_NUMBERS = "biuf"
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,15 @@ class Origin:
         """The answer as an array of this origin; strings have none but numpy's."""
         if self.namespace is None or answer.dtype.kind not in "biuf":
             return answer
+        try:
+            return self._placed(answer)
+        except (TypeError, ValueError):
+            if answer.dtype.itemsize < 8:
+                raise
+            # some devices have nothing of 64 bits
+            return self._placed(answer.astype(f"{answer.dtype.kind}4"))
+
+    def _placed(self, answer: np.ndarray) -> Any:
         if self.namespace is torch:
             return torch.as_tensor(answer, device=self.device)
         return self.namespace.asarray(answer, device=self.device)
@@ -96,14 +106,14 @@ def checked_features(estimator: Any, X: Any, *, reset: bool) -> np.ndarray:
     Raises
     ------
     TypeError
-        If X is sparse, or holds objects that are no values at all.
+        If X is sparse, a frame that pandas cannot take over, or holds objects that are
+        no values at all.
     ValueError
-        If X has text, dates, categories, missing or infinite values; in
+        If X has text, dates, categories, complex, missing or infinite values; in
         scikit-learn's words if its shape or its columns' names are wrong.
     """
     callee = type(estimator).__name__
-    _require_dense(callee, X)
-    given = _read(X)
+    given = X if type(X) is np.ndarray else _read(callee, X)
     _require_numbers(callee, given)
     table: Any
     if reset and _is_plain(given):
@@ -161,8 +171,13 @@ def _is_frame(X: Any) -> bool:
     return hasattr(X, "iloc") and hasattr(X, "dtypes") and getattr(X, "ndim", 0) == 2
 
 
-def _read(X: Any) -> Any:
-    """Arrays as numpy's and lists as arrays; the rest is for scikit-learn to read."""
+def _read(callee: str, X: Any) -> Any:
+    """Arrays as numpy's and lists as arrays, frames as those of pandas.
+
+    The rest is for scikit-learn to read.
+    """
+    X = in_pandas(callee, X)
+    _require_dense(callee, X)
     if isinstance(X, list | tuple):
         try:
             return np.asarray(X)
@@ -201,9 +216,12 @@ def _require_numbers(callee: str, X: Any) -> None:
             )
         )  # fmt: skip
     remedies = []
+    if "complex" in found:
+        # the first words are those that scikit-learn's users know
+        remedies += ["Complex data not supported: make two columns of each."]
     if "date" in found:
-        remedies = ["Turn dates into numbers (years, days since ...) first."]
-    if found - {"date"}:
+        remedies += ["Turn dates into numbers (years, days since ...) first."]
+    if found - {"complex", "date"}:
         remedies += [f"make_tabular_pipeline({callee}()) encodes texts and categories."]
     raise ValueError(
         complaint(callee, "X", "numbers", _some(list(wrong)), " ".join(remedies))
@@ -215,8 +233,8 @@ def _strange(dtype: Any, values: Iterable[Any]) -> set[str]:
     letter = getattr(dtype, "kind", "O")
     if letter in _NUMBERS:
         return set()
-    if letter in "mM":
-        return {"date"}
+    if letter in "mMc":
+        return {"complex" if letter == "c" else "date"}
     if letter != "O":
         return {"text"}
     if str(dtype) == "object":
@@ -266,8 +284,8 @@ def checked_weights(callee: str, sample_weight: Any, n: int) -> np.ndarray | Non
     given = np.asarray(as_numpy(sample_weight))
     strange = _strange(given.dtype, given.flat)
     require_kind(
-        not strange and given.dtype.kind != "c", callee, "sample_weight",
-        "real numbers", f"an array of {given.dtype}",
+        not strange, callee, "sample_weight", "real numbers",
+        f"an array of {given.dtype}",
     )  # fmt: skip
     objects = given.dtype.kind == "O"
     weights = with_nan(given) if objects else np.asarray(given, dtype=np.float64)

@@ -102,7 +102,8 @@ class KernelMachine(FittedMachine, ABC):
         Parameters
         ----------
         X : array-like of shape (n, d)
-            Numbers, without missing ones: numpy, DataFrame, torch, any array API.
+            Numbers, without missing ones: numpy, torch, any array API, frames (answers
+            to those are numpy's).
         y : array-like of shape (n,) or (n, o)
             Answers; several columns are several outputs.
         sample_weight : array-like of shape (n,), optional
@@ -182,6 +183,9 @@ class KernelMachine(FittedMachine, ABC):
         squares = self.kernel != "product_laplace"
         return rounding_share(problem.inside(), torch.float32, squares=squares)
 
+    def _limit(self) -> int | None:
+        return None if self.memory_limit is None else int(self.memory_limit)
+
     def _recipe(self, problem: Problem) -> Recipe:
         """The parameters as the recursion takes them, in the problem's frame."""
         fixed = self.bandwidth_rule == "fixed"
@@ -198,7 +202,7 @@ class KernelMachine(FittedMachine, ABC):
             identity_weight=problem.frame.identity_weight(self._identity_weight()),
             bandwidth_rule=self.bandwidth_rule,
             diagonal=bool(self.diagonal),
-            solver=Solver(self.solver, memory_limit=self.memory_limit),  # type: ignore[arg-type]
+            solver=Solver(self.solver, memory_limit=self._limit()),  # type: ignore[arg-type]
             agop_samples=int(self.agop_samples),
             dtype=problem.dtype,
             device=str(problem.device),
@@ -218,7 +222,7 @@ class KernelMachine(FittedMachine, ABC):
         recipe = self._recipe(problem)
         in_parts = self.max_leaf_size is not None and problem.n > self.max_leaf_size
         require_memory(
-            callee, problem, solver=self.solver, limit=self.memory_limit,
+            callee, problem, solver=self.solver, limit=self._limit(),
             most=self.max_leaf_size, diagonal=bool(self.diagonal),
         )  # fmt: skip
         if self.bandwidth_rule == "fixed":
@@ -232,6 +236,8 @@ class KernelMachine(FittedMachine, ABC):
         self.kernel_, self.exponent_ = str(self.kernel), float(self.exponent)
         diagonal = self.metric_ if self.metric_.ndim == 1 else self.metric_.diagonal()
         share = np.clip(diagonal, 0, None) * problem.variances()
+        if problem.is_constant:
+            share[:] = 0.0  # all coefficients are zero, whatever the initial metric
         self.feature_importances_ = share / (share.sum() or 1.0)
         self._machine = []  # made when it is first asked for
         if held is not None:
@@ -244,7 +250,7 @@ class KernelMachine(FittedMachine, ABC):
     ) -> None:
         rows = None
         if held is None and problem.sizes:
-            rows = problem.sample(_CALIBRATION_ROWS, seed)
+            rows = problem.sample(_CALIBRATION_ROWS)
         limit = self.time_limit_s
         if self.verbose:
             recipe = _WatchedRecipe(**vars(recipe), title=type(self).__name__)
@@ -265,6 +271,7 @@ class KernelMachine(FittedMachine, ABC):
         self.intercept_ = problem.intercept
         self.X_fit_ = problem.table.copy()
         self._report(problem, leaf)
+        rows = leaf.asked
         if rows is not None and leaf.left_out is not None:
             weights = None if problem.weights is None else problem.weights[rows]
             self._calibrate(

@@ -33,6 +33,14 @@ def kernel_named(name: str, *, exponent: float, bandwidth: float) -> Kernel:
     return KERNELS[name](bandwidth=float(bandwidth), **more)
 
 
+def _narrowed(answer: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Numbers in the precision of a table; as they are where it cannot hold them."""
+    if answer.dtype == dtype:
+        return answer
+    largest = np.abs(answer).max(initial=0.0)
+    return answer.astype(dtype) if largest <= np.finfo(dtype).max else answer
+
+
 class FittedMachine(BaseEstimator):
     """Outputs and Jacobians of a machine whose arrays a subclass has learned.
 
@@ -143,7 +151,7 @@ class FittedMachine(BaseEstimator):
         return {name: value for name, value in state.items() if name != "_machine"}
 
     def _outputs(self, X: Any) -> tuple[np.ndarray, Callable[[np.ndarray], Any]]:
-        """Outputs in float64, and how answers made of them go back to the caller."""
+        """Outputs in float64, and how numbers made of them go back to the caller."""
         x, finish = self._entered(X)
         return self._outputs_inside(x), finish
 
@@ -157,8 +165,7 @@ class FittedMachine(BaseEstimator):
         origin = Origin.of(X)
 
         def finish(answer: np.ndarray) -> Any:
-            floating = answer.dtype.kind == "f"
-            return origin.restored(answer.astype(table.dtype) if floating else answer)
+            return origin.restored(_narrowed(answer, table.dtype))
 
         machine, _ = self._model()
         dtype = machine.coef.dtype if isinstance(machine, Machine) else machine.dtype

@@ -40,9 +40,10 @@ def check_parameters(estimator: Any) -> None:
     _check_exponent(callee, given)
     for name, least in {"n_iter": 0, "agop_samples": 1}.items():
         _require_count(callee, name, given[name], least)
-    for name in ("memory_limit", "max_leaf_size"):
-        if given[name] is not None:
-            _require_count(callee, name, given[name], 1)
+    if given["memory_limit"] is not None:
+        _require_count(callee, "memory_limit", _whole(given["memory_limit"]), 1)
+    if given["max_leaf_size"] is not None:
+        _require_count(callee, "max_leaf_size", given["max_leaf_size"], 1)
     if given["time_limit_s"] is not None:
         _require_number(callee, "time_limit_s", given["time_limit_s"], above=0.0)
     if given["validation_fraction"] is not None:
@@ -51,6 +52,9 @@ def check_parameters(estimator: Any) -> None:
             above=0.0, below=1.0,
         )  # fmt: skip
     _check_counts(callee, given)
+    state = given["random_state"]
+    if state is not None and not (type(state) is int and 0 <= state < 2**32):
+        _check_random_state(callee, state)
     for name in ("diagonal", "center"):
         require_kind(
             isinstance(given[name], bool | np.bool_), callee, name, "True or False",
@@ -73,6 +77,27 @@ def _check_counts(callee: str, given: dict[str, Any]) -> None:
             n_jobs != 0, callee, "n_jobs", "a number of workers, or -1 for all cores",
             n_jobs,
         )  # fmt: skip
+
+
+def _check_random_state(callee: str, state: Any) -> None:
+    if isinstance(state, Integral):
+        fits = 0 <= int(state) < 2**32
+        require(fits, callee, "random_state", "in [0, 2**32)", int(state))
+        return
+    known = isinstance(state, np.random.RandomState) or state is np.random
+    remedy = ""
+    if isinstance(state, np.random.Generator):
+        remedy = "Draw a seed: int(generator.integers(2**32))."
+    require_kind(
+        known, callee, "random_state", "an integer, a RandomState or None",
+        repr(state), remedy,
+    )  # fmt: skip
+
+
+def _whole(value: Any) -> Any:
+    """A float without a fraction as an integer: bytes are often written as 1e9."""
+    whole = isinstance(value, float | np.floating) and value.is_integer()
+    return int(value) if whole else value
 
 
 def _check_exponent(callee: str, given: dict[str, Any]) -> None:

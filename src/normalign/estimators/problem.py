@@ -118,20 +118,30 @@ class Problem:
 
     @cached_property
     def intercept(self) -> np.ndarray:
-        """The mean answer, or zeros."""
+        """The mean answer, or zeros; that of equal numbers is the number."""
+        columns = self.answers.columns
         if not self.center:
             return np.zeros(self.k)
         if self.weights is None:
-            return self.answers.columns.sum(axis=0) / self.n
-        weights = self.weights / self.weights.max()
-        return np.average(self.answers.columns, axis=0, weights=weights)
+            mean = columns.sum(axis=0) / self.n
+        else:
+            weights = self.weights / self.weights.max()
+            mean = np.average(columns, axis=0, weights=weights)
+        return mean if self.sizes else _without_rounding(mean, columns)
 
     @cached_property
     def target_unit(self) -> float:
         """A power of two by which answers are divided to be of the size of one."""
-        if self.sizes:
-            return 1.0
-        return power_of_two(float(self._target_sizes.max()))
+        return 1.0 if self.sizes else power_of_two(self._largest_target)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether there is nothing to fit besides the intercept."""
+        return not self.sizes and self._largest_target == 0
+
+    @cached_property
+    def _largest_target(self) -> float:
+        return float(self._target_sizes.max())
 
     @cached_property
     def _target_sizes(self) -> np.ndarray:
@@ -195,11 +205,15 @@ class Problem:
             weights=weights,
         )
 
-    def sample(self, most: int, seed: int) -> np.ndarray:
-        """Indices of all rows, or of that many at random."""
+    def sample(self, most: int) -> np.ndarray:
+        """Indices of all rows, or of that many; the same ones in every fit.
+
+        They look drawn at random, because every so-manieth row of a table may be of one
+        class.
+        """
         if self.n <= most:
             return np.arange(self.n)
-        return np.sort(np.random.default_rng(seed).permutation(self.n)[:most])
+        return np.sort(np.random.default_rng(0).permutation(self.n)[:most])
 
     def in_precision(self, dtype: torch.dtype) -> Problem:
         """The same problem for a computation in another precision."""
@@ -222,21 +236,31 @@ class Problem:
         return np.average((inside - mean) ** 2, axis=0, weights=weights)
 
 
+def _without_rounding(mean: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """The mean, exact for columns of one number: else they would seem to vary."""
+    first, rounding = columns[0], len(columns) * 2.0**-50
+    for middle, number in zip(mean.tolist(), first.tolist(), strict=True):
+        if abs(middle - number) <= rounding * abs(number):
+            return np.where((columns == first).all(axis=0), first, mean)
+    return mean
+
+
 def held_out_rows(
     callee: str, problem: Problem, fraction: float, seed: int
 ) -> np.ndarray:
     """Choose rows to be kept apart: a mask, the same share of every class.
 
     Where there are several label columns, of every combination of labels. Every class
-    keeps at least one row for training.
+    keeps at least one row for training. Of however few rows one at least is kept apart,
+    and one is not.
 
     Raises
     ------
     ValueError
-        If no row could be kept apart, or none would remain.
+        If there is no row to spare: a single one, or the only one of a class each.
     """
     random = np.random.default_rng(seed)
-    order = random.permutation(problem.n)
+    order = shuffled = random.permutation(problem.n)
     codes = problem.answers.codes
     if codes is not None:
         _, groups = np.unique(codes, axis=0, return_inverse=True)
@@ -248,9 +272,23 @@ def held_out_rows(
     for column in () if codes is None else codes.T:
         for group in np.setdiff1d(column, column[~chosen]):
             chosen[np.flatnonzero(column == group)[0]] = False
+    if chosen.all():
+        chosen[shuffled[0]] = False
+    if not chosen.any():
+        # whether a share of few rows is a row must not be a matter of luck
+        chosen[shuffled[_spare(problem)[shuffled]][:1]] = True
     require(
-        0 < chosen.sum() < problem.n, callee, "validation_fraction",
+        bool(chosen.any()), callee, "validation_fraction",
         "such that rows remain on both sides",
         f"{fraction} of {problem.n} rows", "Set it to None for so few rows.",
     )  # fmt: skip
     return chosen
+
+
+def _spare(problem: Problem) -> np.ndarray:
+    """Rows without which there are others, of each of their classes."""
+    spare = np.full(problem.n, problem.n > 1)
+    codes = problem.answers.codes
+    for column in () if codes is None else codes.T:
+        spare &= np.bincount(column)[column] > 1
+    return spare

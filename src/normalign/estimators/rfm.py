@@ -56,15 +56,16 @@ class RFMClassifier(KernelClassifier):
         blur distances. Where a solve in float32 loses digits the machine goes over
         to float64, whatever is asked; `dtype_` says so.
     memory_limit : int, optional
-        Bytes that a fit may take above its data; by default 80 % of what is free.
+        Bytes that a fit may take above its data (a whole float, 1e9, is one, too); by
+        default 80 % of what is free.
     max_leaf_size : int, optional
         Above that many rows, cut the table into overlapping parts of at most that
         size, fit machines with one metric to them and blend these smoothly. Work then
         grows like the number of rows.
     validation_fraction : float in (0, 1), optional
-        Keep that share of the rows apart (the same of every class), score every
-        iteration on them by accuracy and keep the best one (the first of equals).
-        Nothing is refitted: the rows kept apart are not in the machine.
+        Keep that share of the rows apart (the same of every class, at least one row),
+        score every iteration on them by accuracy and keep the best one (the first of
+        equals). Nothing is refitted: the rows kept apart are not in the machine.
     time_limit_s : float, optional
         Begin no iteration that would end later than that; the first is always made.
     agop_samples : int, default=20000
@@ -73,8 +74,10 @@ class RFMClassifier(KernelClassifier):
         Workers of joblib for the parts of `max_leaf_size`. A whole machine uses the
         threads of torch.
     random_state : int, RandomState or None, default=None
-        For rows kept apart, samples and parts. Nothing is random in a table of at most
-        500 rows without `validation_fraction`. None: other draws in each fit.
+        For rows kept apart, samples and parts: nothing is random without
+        `validation_fraction`, in a table of at most `max_leaf_size` and `agop_samples`
+        rows (and 1000, where the median rule measures distances). None: other draws in
+        each fit.
     verbose : int, default=0
         1 shows a progress bar on stderr.
 
@@ -146,9 +149,9 @@ class RFMRegressor(KernelRegressor):
         Fit deviations from the mean target, which is then predicted far from all
         rows. The paper's scripts do not.
     validation_fraction : float in (0, 1), optional
-        Keep that share of the rows apart (drawn at random), score every iteration on
-        them by R squared and keep the best one (the first of equals). Nothing is
-        refitted: the rows kept apart are not in the machine.
+        Keep that share of the rows apart (drawn at random, at least one), score every
+        iteration on them by R squared and keep the best one (the first of equals).
+        Nothing is refitted: the rows kept apart are not in the machine.
     kernel, exponent, bandwidth, bandwidth_rule, ridge, n_iter, diagonal, solver, \
     device, dtype, memory_limit, max_leaf_size, time_limit_s, agop_samples, n_jobs, \
     random_state, verbose

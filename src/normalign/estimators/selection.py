@@ -225,12 +225,12 @@ class _Selecting:
         answers = plain._answers(y, len(table), None)
         problem = plain._problem(table, answers, weights, Origin())
         _require_memory(plain, problem, n_jobs)
-        return memory_share(self.memory_limit, n_jobs, problem.device)
+        return memory_share(plain._limit(), n_jobs, problem.device)
 
 
 def _require_memory(plain: Any, problem: Problem, n_jobs: int = 1) -> None:
     require_memory(
-        type(plain).__name__, problem, solver=plain.solver, limit=plain.memory_limit,
+        type(plain).__name__, problem, solver=plain.solver, limit=plain._limit(),
         most=plain.max_leaf_size, diagonal=bool(plain.diagonal), n_jobs=n_jobs,
     )  # fmt: skip
 

@@ -211,6 +211,7 @@ class Sweeps:
             intercept=self.intercept,
             n_iter=index,
             scores=[],
+            asked=None,
             left_out=None,
             solved=_summary([part.solved for part in parts]),
             cut_short=False,

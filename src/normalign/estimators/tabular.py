@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from scipy import sparse
@@ -12,6 +12,7 @@ from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
+from sklearn.utils.metadata_routing import MetadataRouter
 
 from normalign._checks import complaint, require, require_kind
 from normalign.estimators.arrays import as_numpy
@@ -22,8 +23,15 @@ from normalign.estimators.cells import (
     type_kind,
     with_nan,
 )
+from normalign.estimators.frames import in_pandas
 
-__all__ = ["ColumnsOfKind", "as_floats", "as_texts", "make_tabular_pipeline"]
+__all__ = [
+    "ColumnsOfKind",
+    "TableColumns",
+    "as_floats",
+    "as_texts",
+    "make_tabular_pipeline",
+]
 
 _CALLEE = "make_tabular_pipeline"
 _MISSING = "<missing>"
@@ -43,8 +51,9 @@ def make_tabular_pipeline(
     become one indicator column per category; missing is a category, and one that was
     not there in ``fit`` gets zeros (or the rare ones' column, if there is one). The
     codes ``1``, ``1.0`` and ``True`` are one category, however they are stored. Which
-    column is what is decided in ``fit``, for DataFrames by their types and for arrays
-    by their values. Dates have no place here: turn them into numbers first.
+    column is what is decided in ``fit``, for DataFrames by their types (those of polars
+    and pyarrow go through pandas) and for arrays by their values. Dates have no place
+    here: turn them into numbers first.
 
     Parameters
     ----------
@@ -66,9 +75,11 @@ def make_tabular_pipeline(
     Raises
     ------
     TypeError
-        If the estimator is none; in ``fit``, if the table is sparse.
+        If an argument is not of the right kind; in ``fit``, if the table is sparse, or
+        a frame that pandas cannot take over.
     ValueError
-        In ``fit``, if a column holds dates or something else with no place here.
+        In ``fit``, if the table is none, its columns have names of several levels, or
+        one holds dates or something else with no place here.
         Later, if a numeric column holds texts or infinite numbers.
 
     Examples
@@ -90,8 +101,9 @@ def make_tabular_pipeline(
     )  # fmt: skip
     require(max_categories > 1, _CALLEE, "max_categories", "2 or more", max_categories)
     require_kind(
-        not isinstance(categorical, str), _CALLEE, "categorical",
-        "a sequence of columns", categorical, "Put the name in a list.",
+        isinstance(categorical, Iterable) and not isinstance(categorical, str | bytes),
+        _CALLEE, "categorical", "a sequence of columns", repr(categorical),
+        "Put the name in a list; () is for none.",
     )  # fmt: skip
     numbers = make_pipeline(
         FunctionTransformer(as_floats, feature_names_out="one-to-one"),
@@ -111,13 +123,65 @@ def make_tabular_pipeline(
         ),
     )
     codes = tuple(categorical)
-    columns = ColumnTransformer(
+    columns = TableColumns(
         [
             ("numbers", numbers, ColumnsOfKind("number", codes)),
             ("categories", categories, ColumnsOfKind("category", codes)),
         ]
     )
     return Pipeline([("columns", columns), ("machine", estimator)])
+
+
+class TableColumns(ColumnTransformer):
+    """A ``ColumnTransformer`` that takes frames of any library, as pandas has them.
+
+    Examples
+    --------
+    >>> TableColumns([("all", "passthrough", [0])]).fit_transform(np.ones((1, 2)))
+    array([[1.]])
+    """
+
+    def fit(self, X: Any, y: Any = None, **params: Any) -> Self:
+        """Fit all transformers."""
+        return super().fit(_entered(X), y, **params)
+
+    def fit_transform(self, X: Any, y: Any = None, **params: Any) -> Any:
+        """Fit all transformers, and put what they make of the table side by side."""
+        return super().fit_transform(_entered(X), y, **params)
+
+    def transform(self, X: Any, **params: Any) -> Any:
+        """Put what the transformers make of a table side by side."""
+        return super().transform(_entered(X), **params)
+
+    def get_metadata_routing(self) -> MetadataRouter:
+        """Weights and the like are for the machine alone.
+
+        To say so for the scaler itself would put requests into its state, which refer
+        back to it and which skops therefore cannot save.
+        """
+        return MetadataRouter(owner=self)
+
+
+def _entered(X: Any) -> Any:
+    """A table that ``ColumnTransformer`` can take columns of."""
+    require_kind(
+        not sparse.issparse(X), _CALLEE, "X", "dense, not sparse",
+        f"a sparse {type(X).__name__}", "Pass X.toarray().",
+    )  # fmt: skip
+    X = in_pandas(_CALLEE, X)
+    shape = getattr(X, "shape", None)
+    require(
+        shape is None or len(shape) == 2, _CALLEE, "X", "a table of rows and columns",
+        f"a {type(X).__name__} of shape {shape}",
+        "One column is X.to_frame(), or X.reshape(-1, 1).",
+    )  # fmt: skip
+    levels = getattr(getattr(X, "columns", None), "nlevels", 1)
+    require(
+        levels == 1, _CALLEE, "X", "a table with one name for each column",
+        f"a MultiIndex of {levels} levels",
+        'Join them: X.columns = ["_".join(map(str, name)) for name in X.columns].',
+    )  # fmt: skip
+    return X
 
 
 class ColumnsOfKind:
@@ -141,10 +205,6 @@ class ColumnsOfKind:
 
     def __call__(self, X: Any) -> list[Any]:
         """Return their names, or positions if they have no names."""
-        require_kind(
-            not sparse.issparse(X), _CALLEE, "X", "dense, not sparse",
-            f"a sparse {type(X).__name__}", "Pass X.toarray().",
-        )  # fmt: skip
         names = [name for name, _, _ in _columns(X)]
         unknown = [name for name in self.categorical if name not in names]
         require(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_array, column_or_1d
+from sklearn.utils.validation import column_or_1d
 
 from normalign._checks import complaint, require, require_kind
 from normalign.estimators.arrays import as_numpy
@@ -75,7 +75,7 @@ def class_labels(
     Raises
     ------
     ValueError
-        If labels are missing, continuous, of several kinds, or all the same.
+        If labels are missing, infinite, continuous, of several kinds, or all the same.
 
     Examples
     --------
@@ -151,7 +151,7 @@ def numbers(
     Raises
     ------
     ValueError
-        If a target is missing, infinite or not a number.
+        If a target is missing, infinite or not a number, or there is none.
 
     Examples
     --------
@@ -179,18 +179,10 @@ def plain_numbers(callee: str, y: Any) -> np.ndarray:
     array([ 1., nan])
     """
     _require_given(callee, y)
-    values = _number_array(callee, y)
-    if values.dtype.kind == "f" and values.ndim in (1, 2) and values.size:
-        values = values.astype(np.float64, copy=False)
-    else:
-        values = check_array(
-            values, ensure_2d=False, dtype="float64", ensure_all_finite=False,
-            input_name="y",
-        )  # fmt: skip
-    require(
-        values.ndim <= 2, callee, "y", "of shape (n,) or (n, k)",
-        f"shape {values.shape}",
-    )  # fmt: skip
+    values = _number_array(callee, y).astype(np.float64, copy=False)
+    if values.ndim not in (1, 2) or not values.size:
+        rule, got = "of shape (n,) or (n, k), not empty", f"shape {values.shape}"
+        raise ValueError(complaint(callee, "y", rule, got))
     return values
 
 
@@ -247,10 +239,9 @@ def _label_array(callee: str, y: Any) -> np.ndarray:
     _require_given(callee, y)
     missing = np.asarray(y.isna()) if hasattr(y, "isna") else None
     labels = _plain(as_numpy(y))
-    require(
-        labels.ndim in (1, 2), callee, "y", "of shape (n,) or (n, o)",
-        f"shape {labels.shape}",
-    )  # fmt: skip
+    if labels.ndim not in (1, 2) or not labels.size:
+        rule, got = "of shape (n,) or (n, o), not empty", f"shape {labels.shape}"
+        raise ValueError(complaint(callee, "y", rule, got))
     if missing is None:
         missing = _missing(labels)
     require(
@@ -261,14 +252,15 @@ def _label_array(callee: str, y: Any) -> np.ndarray:
 
 
 def _plain(y: Any) -> np.ndarray:
-    labels = y.to_numpy() if hasattr(y, "to_numpy") else np.asarray(y)
+    # pandas' way keeps its missing values; that of pyarrow refuses to copy
+    labels = y.to_numpy() if hasattr(y, "isna") else np.asarray(y)
     # numpy's texts of variable width are known to few
     return labels.astype(object) if labels.dtype.kind == "T" else labels
 
 
 def _missing(labels: np.ndarray) -> np.ndarray:
     if labels.dtype.kind == "f":
-        return ~np.isfinite(labels)
+        return np.isnan(labels)
     if labels.dtype.kind != "O":
         return np.zeros(labels.shape, dtype=bool)
     absent = [is_missing(value) for value in labels.flat]
@@ -297,4 +289,10 @@ def _label_columns(callee: str, labels: np.ndarray) -> list[np.ndarray]:
             )  # fmt: skip
             # nullable numbers, and columns beside texts, arrive as objects
             columns[j] = np.array(column.tolist()) if numeric else column
+        if columns[j].dtype.kind == "f":
+            infinite = np.isinf(columns[j])
+            require(
+                not infinite.any(), callee, name, "finite labels",
+                f"{infinite.sum()} infinite", "Turn them into texts.",
+            )  # fmt: skip
     return columns

@@ -8,8 +8,10 @@ import numpy as np
 from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.utils import Tags
 from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import type_of_target
 
-from normalign.estimators.arrays import as_numpy
+from normalign._checks import require
+from normalign.estimators.arrays import Origin, as_numpy
 from normalign.estimators.base import KernelMachine
 from normalign.estimators.calibration import probabilities, temperature
 from normalign.estimators.targets import (
@@ -28,6 +30,16 @@ def _has_one_output(estimator: Any) -> bool:
     return not isinstance(getattr(estimator, "classes_", None), list)
 
 
+def _require_indicators(callee: str, labels: np.ndarray) -> None:
+    numeric = labels.dtype.kind in "biuf"
+    require(
+        numeric and type_of_target(labels) == "multilabel-indicator", callee, "y",
+        "one column of labels, or indicators of 0 and 1",
+        f"{labels.shape[1]} label columns",
+        "Compare them one by one: (predict(X) == y).mean(axis=0).",
+    )  # fmt: skip
+
+
 class KernelClassifier(ClassifierMixin, KernelMachine):
     """A machine fitted to indicators of classes."""
 
@@ -41,25 +53,28 @@ class KernelClassifier(ClassifierMixin, KernelMachine):
         Returns
         -------
         array of shape (n,), or (n, o) for several label columns
-            Of the kind of X; texts are numpy's. Label columns of several kinds come
-            back as objects.
+            Of the library of X, texts of numpy; in the labels' own dtype. Label columns
+            of several kinds come back as objects.
         """
-        outputs, finish = self._outputs(X)
+        outputs, _ = self._outputs(X)
         found = [
             classes[block.argmax(axis=1)]
             for classes, block in zip(self._classes, self._blocks(outputs), strict=True)
         ]
-        return finish(found[0] if _has_one_output(self) else side_by_side(found))
+        # labels are names: in the precision of X they may be those of no class
+        labels = found[0] if _has_one_output(self) else side_by_side(found)
+        return Origin.of(X).restored(labels)
 
     def predict_proba(self, X: Any) -> Any:
         r"""Probabilities of the classes.
 
         .. math:: p_c(x) = e^{t f_c(x)} / \sum_{c'} e^{t f_{c'}(x)}
 
-        The temperature t makes the labels of at most 500 training rows most likely,
-        each under the machine fitted without it (in closed form, with the metric held
-        fixed), or those of the rows kept apart by ``validation_fraction``. It does not
-        change which class is the likeliest.
+        The temperature t makes the labels of at most 500 training rows (the same ones
+        in every fit of a whole table) most likely, each under the machine fitted
+        without it (in closed form, with the metric held fixed), or those of the rows
+        kept apart by ``validation_fraction``. It does not change which class is the
+        likeliest.
 
         The metric and the intercept (the shares of the classes) have still seen the
         row. Where few rows have noisy labels the probabilities are therefore too sure:
@@ -102,8 +117,13 @@ class KernelClassifier(ClassifierMixin, KernelMachine):
         return finish(outputs[:, 1] - outputs[:, 0] if two else outputs)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the accuracy on rows and their labels."""
+        """Return the accuracy on rows and their labels.
+
+        Several label columns must be multi-label indicators, as in scikit-learn.
+        """
         labels = plain_labels(type(self).__name__, y)
+        if labels.ndim == 2 and labels.shape[1] > 1:
+            _require_indicators(type(self).__name__, labels)
         return super().score(as_numpy(X), labels, as_numpy(sample_weight))
 
     def __sklearn_tags__(self) -> Tags:
@@ -152,7 +172,7 @@ class KernelRegressor(MultiOutputMixin, RegressorMixin, KernelMachine):
         Returns
         -------
         array of shape (n,) or (n, k), as the targets were
-            Of the kind of X.
+            Of the kind of X; float64 if single precision would make infinity of them.
         """
         outputs, finish = self._outputs(X)
         return finish(outputs[:, 0] if self.flat_ else outputs)

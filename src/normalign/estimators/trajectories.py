@@ -159,7 +159,7 @@ def _whole(view: Any, problem: Problem) -> Iterator[tuple[Any, Callable]]:
     for iteration in recipe.iterations(*rows_given, seed):
 
         def left_out(at: Any = iteration) -> tuple[Any, ...]:
-            rows = problem.sample(_CALIBRATION_ROWS, seed)
+            rows = problem.sample(_CALIBRATION_ROWS)
             found = at.left_out(torch.as_tensor(rows, device=recipe.device))
             mass = None if problem.weights is None else problem.weights[rows]
             outputs = found.cpu().double().numpy() + problem.intercept

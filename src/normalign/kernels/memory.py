@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from operator import index
+from typing import Any
 
 import torch
 
-from normalign._checks import require, require_kind
+from normalign._checks import complaint, require, require_kind
 from normalign.kernels.tiles import tile_shape
 from normalign.kernels.triangle import triangle_bytes
 
@@ -87,6 +89,13 @@ def estimate_memory(
     diagonal : bool, default=False
         Whether the metric is diagonal, which spares squares of d.
 
+    Raises
+    ------
+    TypeError
+        If a count is no integer, or the dtype none of torch.
+    ValueError
+        If a count is not positive, or the solver or the device is not known.
+
     Examples
     --------
     >>> round(estimate_memory(16000, 20, 2) / 1e6)  # MB: half of a square in float32
@@ -99,6 +108,7 @@ def estimate_memory(
         '"cholesky" or "cg"',
         repr(solver),
     )
+    n, d, k, rank = _counts(n, d, k, rank)
     require(min(n, d, k) > 0, "estimate_memory", "n, d, k", "positive", (n, d, k))
     require_kind(
         isinstance(dtype, torch.dtype),
@@ -107,7 +117,7 @@ def estimate_memory(
         "a torch.dtype",
         dtype,
     )
-    device = torch.device(device)
+    device = _device(device)
     # the data centred and as both sides; a metric, its update and what makes it
     data = (3 * n * (d + 2) + 5 * (d if diagonal else d * d)) * dtype.itemsize
     table = min(n * k * (d + 1), 1 << 24) * dtype.itemsize
@@ -116,3 +126,23 @@ def estimate_memory(
     else:
         main = direct_bytes(n, dtype=dtype, device=device)
     return main + data + table
+
+
+def _counts(*given: Any) -> tuple[int, ...]:
+    try:
+        return tuple(map(index, given))
+    except TypeError as error:
+        raise TypeError(
+            complaint("estimate_memory", "n, d, k, rank", "integers", given)
+        ) from error
+
+
+def _device(name: Any) -> torch.device:
+    if isinstance(name, torch.device):
+        return name
+    try:
+        return torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            complaint("estimate_memory", "device", "a device of torch", repr(name))
+        ) from error
