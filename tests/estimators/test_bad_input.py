@@ -422,7 +422,7 @@ def test_values_that_make_no_machine_are_refused(settings, words):
         {"random_state": [1]},
         {"random_state": np.random.default_rng(0)},
     ],
-    ids=str,
+    ids=lambda given: str(given).split(" at ")[0],  # no address in a name
 )
 def test_parameters_of_the_wrong_kind_are_refused(settings):
     with pytest.raises(TypeError, match=r"^RFAMClassifier: .* must be .*, got "):
