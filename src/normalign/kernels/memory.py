@@ -75,8 +75,8 @@ def estimate_memory(
     The solver's memory, copies of the data (centred, and as both sides of the kernel's
     tiles), metrics, and the table with which gradients are summed. A fall-back to
     float64, taken only where float32 fails, doubles the solver's part. Up to 1536 rows,
-    and 4096 with numba, a processor takes a square and its slopes instead of the
-    triangle, where the limit allows: at most 38 MB, and 270 MB. What is told here is
+    and 8192 with numba, a processor takes a square and its slopes instead of the
+    triangle, where the limit allows: at most 38 MB, and 1.1 GB. What is told here is
     the triangle, without which nothing goes.
 
     Parameters

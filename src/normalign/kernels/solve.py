@@ -57,7 +57,7 @@ __all__ = [
 _NEVER_MIND = 1 << 26  # bytes for which nobody is asked what is free
 _LOST_DIGITS = 32  # a pivot of that many rounding errors has no digit left to trust
 _LOST_SHARE = 3e-4  # of the targets; ordinary tables have a tenth of it
-_COMPILED = 4096  # rows up to which compiled code is sooner done
+_COMPILED = 8192  # rows up to which compiled code is sooner done
 # Operations in one call of it, which nobody can interrupt: a fraction of a second.
 _AT_ONCE = 2e10
 

@@ -20,6 +20,7 @@ from normalign.kernels.compiled.products import (
     multiply,
     multiply_strip,
     multiply_symmetric,
+    multiply_turned,
 )
 from normalign.kernels.compiled.profiles import profile_row
 from normalign.kernels.compiled.team import first_item, next_item, wait
@@ -176,7 +177,7 @@ def _judge(square: Any, rows: int, n: int, answers: Any, status: Any) -> None:
 
 @remembered
 def learn(
-    images: Any, answers: Any, weights: Any, slopes: Any, rows: int, strips: int,
+    points: Any, answers: Any, weights: Any, slopes: Any, rows: int, strips: int,
     metric: Any, full: bool, share: float, d: int, k: int,
     rows_x: Any, table: Any, sums: Any, gradients: Any, total: Any,
     phase: int, members: int, flags: Any,
@@ -189,15 +190,15 @@ def learn(
 
     Parameters
     ----------
-    images, answers, slopes, rows, strips, metric, full
+    points, answers, slopes, rows, strips, metric, full
         As :func:`solve` had and left them; the metric is overwritten, unless all
         gradients vanish.
     weights : array of shape (n,)
         Roots of how often each row counts.
     share : float
-        The factor s, with what images have too much.
-    rows_x : n rows of whole vectors
-        Room for the images, row by row; there is a one behind each, then zeros.
+        The factor s.
+    rows_x : n rows, up to a whole tile, of whole strips and of d + 1 numbers at least
+        Room for the points through the metric, row by row, with a one behind each.
     table, sums : n rows, up to a whole tile, of k (d + 1) numbers and more
         Of every output the images times its coefficients, and what slopes make of it.
     gradients : n k rows of whole strips, d columns
@@ -207,13 +208,19 @@ def learn(
     n, w = len(weights), width(slopes)
     blocks = (n + BLOCK - 1) // BLOCK
     step, wide = len(table) // rows, (d + w - 1) // w * w
-    height = len(images) // (strips * w)
+    height, long = len(points) // (strips * w), len(rows_x) // rows
 
     item = first_item(flags, phase, members)
     while item < blocks:
-        for i in range(item * BLOCK, min(item * BLOCK + BLOCK, n)):
-            _turn(images, height, d, i, rows_x)
-            _spread(rows_x, answers, rows, d, k, i, table, i * step)
+        block = (item * BLOCK, min(item * BLOCK + BLOCK, n))
+        if full:
+            for s in range(0, wide, w):
+                multiply_turned(points, height, metric, wide, rows_x, long, d, block, s)
+        for i in range(*block):
+            if not full:
+                _turn(points, metric, height, d, i, rows_x, i * long)
+            rows_x[i * long + d] = rows_x.dtype.type(1)
+            _spread(rows_x, i * long, answers, rows, d, k, i, table, i * step)
         item = next_item(flags, phase, members, item)
     wait(flags, phase, members, blocks)
     phase += 1
@@ -224,7 +231,9 @@ def learn(
         for s in range((k * (d + 1) + w - 1) // w):
             multiply_symmetric(slopes, rows, n, table, sums, step, block, s)
         for i in range(*block):
-            _gather(rows_x, sums, i * step, weights[i], d, k, i, gradients, wide)
+            _gather(
+                rows_x, i * long, sums, i * step, weights[i], d, k, i, gradients, wide
+            )
         item = next_item(flags, phase, members, item)
     wait(flags, phase, members, blocks)
     phase += 1
@@ -252,26 +261,27 @@ def learn(
 
 
 @compiled
-def _turn(images: Any, height: int, d: int, i: int, rows_x: Any) -> None:
-    """The image of a point, from its column to a row."""
-    w, count = width(images), lanes(images)
-    row = i * ((d + count) // count * count)
+def _turn(
+    points: Any, metric: Any, height: int, d: int, i: int, rows_x: Any, row: int
+) -> None:
+    """A point through a diagonal metric, from its column to a row."""
+    w = width(points)
     place = i // w * height * w + i % w
     for p in range(d):
-        rows_x[row + p] = images[place + p * w]
+        rows_x[row + p] = metric[p] * points[place + p * w]
 
 
 @compiled
 def _spread(
-    rows_x: Any, answers: Any, rows: int, d: int, k: int, i: int, table: Any, at: int
-) -> None:
+    rows_x: Any, row: int, answers: Any, rows: int, d: int, k: int, i: int,
+    table: Any, at: int,
+) -> None:  # fmt: skip
     """A row of the table: the point, once for each output, times its coefficient.
 
     What is written behind the last number of an output is overwritten by the next, and
     zero behind the last output.
     """
     count = lanes(table)
-    row = i * ((d + count) // count * count)
     for c in range(k):
         answer = answers[(c // count * rows + i) * count + c % count]
         factor = everywhere(answer)
@@ -281,12 +291,11 @@ def _spread(
 
 @compiled
 def _gather(
-    rows_x: Any, sums: Any, at: int, weight: Any, d: int, k: int, i: int,
+    rows_x: Any, row: int, sums: Any, at: int, weight: Any, d: int, k: int, i: int,
     gradients: Any, wide: int,
 ) -> None:  # fmt: skip
     """The gradients of all outputs at a point, with anything behind their columns."""
     count = lanes(sums)
-    row = i * ((d + count) // count * count)
     share = everywhere(weight)
     for c in range(k):
         source, target = at + c * (d + 1), (i * k + c) * wide
@@ -355,7 +364,7 @@ def recur(
         phase += solve_phases(n)
         if index + 1 < len(status):
             learn(
-                images, answers, weights, slopes, rows, strips, metric, full, share,
+                points, answers, weights, slopes, rows, strips, metric, full, share,
                 d, k, rows_x, table, sums, gradients, total, phase, members, flags,
             )  # fmt: skip
             phase += LEARN_PHASES

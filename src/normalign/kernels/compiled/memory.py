@@ -90,20 +90,19 @@ class Memory:
         return points is self._source and k == self._shape[2]
 
     def sums(self, full: bool) -> tuple[np.ndarray, ...]:
-        """What gradients are made of: images, table, sums, gradients, and their total.
+        """What gradients are made of: points, table, sums, gradients, and their total.
 
         The total is a square if the metric is full.
         """
         if self._sums is None:
             (n, d, k), dtype = self._shape, self._dtype
-            # A one behind every image: outer products with both are made in one go.
-            rows_x = np.zeros((n, _whole(d + 1, self.lanes)), dtype)
-            rows_x[:, d] = 1
+            # A one stands behind every point: products with both are made in one go.
+            wide = _whole(d, self.width)
+            long = max(_whole(d + 1, self.lanes), wide)
             # Whole vectors are written, the last of them over the end of a row.
             step = _whole(k * (d + 1), self.width) + self.lanes
-            wide = _whole(d, self.width)
             self._sums = (
-                rows_x.reshape(-1),
+                np.zeros(self.rows * long, dtype),
                 np.zeros(self.rows * step, dtype),
                 np.empty(self.rows * step, dtype),
                 np.zeros(n * k * wide, dtype),

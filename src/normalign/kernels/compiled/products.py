@@ -27,6 +27,7 @@ __all__ = [
     "multiply",
     "multiply_strip",
     "multiply_symmetric",
+    "multiply_turned",
     "subtract_strip",
 ]
 
@@ -69,6 +70,26 @@ def multiply_strip(
                 add_tile(a, b, c, at_a, at_b, at_c, w, w, w, begin, end)
             else:
                 set_tile(a, b, c, at_a, at_b, at_c, w, w, w, begin, end)
+
+
+@compiled
+def multiply_turned(
+    a: Any, height: int, b: Any, step_b: int, c: Any, step_c: int, depth: int,
+    rows: tuple[int, int], column: int,
+) -> None:  # fmt: skip
+    """Some rows of a strip's width of ``C``, which, like ``B``, lies row by row.
+
+    ``A`` lies in strips.
+    """
+    w = width(a)
+    for begin in range(0, depth, DEPTH):
+        end = min(begin + DEPTH, depth)
+        for i in range(rows[0], rows[1], HEIGHT):
+            at_a, at_c = i // w * height * w + i % w, i * step_c + column
+            if begin:
+                add_tile(a, b, c, at_a, column, at_c, w, step_b, step_c, begin, end)
+            else:
+                set_tile(a, b, c, at_a, column, at_c, w, step_b, step_c, begin, end)
 
 
 @compiled

@@ -71,8 +71,8 @@ class Problem:
         return self.dtype.type(value)
 
     def share(self, mass: float) -> Any:
-        """The factor of an average of outer products; images are minus twofold."""
-        return self.number(0.25 / mass)
+        """The factor of an average of gradients' outer products."""
+        return self.number(self.scale * self.scale / mass)
 
     def roots(self, weights: Tensor | None) -> np.ndarray:
         """Roots of how often rows count."""
@@ -113,7 +113,7 @@ class Factored:
         share, sums = problem.share(mass), memory.sums(problem.full)  # of all members
         together(
             lambda members, flags: learn(
-                memory.images, answers, roots, memory.slopes, memory.rows,
+                memory.points, answers, roots, memory.slopes, memory.rows,
                 memory.strips, metric, problem.full, share, problem.d, problem.k,
                 *sums, 0, members, flags,
             ),
