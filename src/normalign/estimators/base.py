@@ -207,6 +207,7 @@ class KernelMachine(FittedMachine, ABC):
             dtype=problem.dtype,
             device=str(problem.device),
             score=None if self.validation_fraction is None else problem.score,
+            centred=self.max_leaf_size is None or problem.n <= self.max_leaf_size,
         )
 
     def _fit_problem(self, problem: Problem) -> None:
@@ -235,7 +236,7 @@ class KernelMachine(FittedMachine, ABC):
         self.location_, self.unit_ = problem.frame.location, problem.frame.unit
         self.kernel_, self.exponent_ = str(self.kernel), float(self.exponent)
         diagonal = self.metric_ if self.metric_.ndim == 1 else self.metric_.diagonal()
-        share = np.clip(diagonal, 0, None) * problem.variances()
+        share = np.maximum(diagonal, 0) * problem.variances()
         if problem.is_constant:
             share[:] = 0.0  # all coefficients are zero, whatever the initial metric
         self.feature_importances_ = share / (share.sum() or 1.0)
@@ -267,7 +268,7 @@ class KernelMachine(FittedMachine, ABC):
             )
         )
         self.metric_ = leaf.metric
-        self.dual_coef_ = leaf.coef.astype(np.float64) * problem.target_unit
+        self.dual_coef_ = np.multiply(leaf.coef, problem.target_unit, dtype=np.float64)
         self.intercept_ = problem.intercept
         self.X_fit_ = problem.table.copy()
         self._report(problem, leaf)

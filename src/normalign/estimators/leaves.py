@@ -57,6 +57,8 @@ class Recipe:
     score : callable, optional
         ``score(outputs, targets, weights)``, higher is better, by which a leaf keeps
         its best iteration on the validation rows that reach it.
+    centred : bool
+        Whether rows come with medians near zero, as a whole table in its frame does.
     """
 
     kernel: Kernel
@@ -71,6 +73,7 @@ class Recipe:
     dtype: torch.dtype = torch.float64
     device: str = "cpu"
     score: Callable[[Tensor, Tensor, Tensor], float] | None = None
+    centred: bool = False
 
     def sharing(self, n_jobs: int) -> Recipe:
         """Return the recipe with its memory divided among workers at one time."""
@@ -152,6 +155,7 @@ class Recipe:
             agop_samples=self.agop_samples,
             every=every,
             generator=generator,
+            centred=self.centred,
         )
         if first == 0:
             yield from steps

@@ -280,11 +280,15 @@ def iterate(  # noqa: PLR0913, as above
     resampled: bool = False,
     every: bool = True,
     generator: torch.Generator | None = None,
+    centred: bool = False,
 ) -> Iterator[Iteration]:
-    """:func:`recursions` for callers who have checked what they pass."""
+    """:func:`recursions` for callers who have checked what they pass.
+
+    And who may have ``centred`` the table, so that its columns' medians are near zero.
+    """
     started = time.perf_counter()
     solver = solver or Solver()
-    points = x - middle(x)
+    points = x if centred else x - middle(x)
     if weights is None:
         mass, total = x.new_ones(x.shape[0]), float(x.shape[0])
         held = ridge if ridge <= torch.finfo(x.dtype).max else math.inf
@@ -292,7 +296,7 @@ def iterate(  # noqa: PLR0913, as above
     else:
         mass, total = weights, float(weights.sum())
         ridges = ridge / mass
-    intercept = (mass @ y) / total if center else torch.zeros_like(y[0])
+    intercept = (mass @ y) / total if center else y.new_zeros(y.shape[1])
     targets = y - intercept if center else y
     generator = generator or seeded()
     simple = bandwidth_rule == "fixed" and not resampled
