@@ -364,7 +364,7 @@ def factor_job(
 
 def one_iteration(x: Tensor, y: Tensor, kernel: Any) -> tuple[list[float], Tensor]:
     """Seconds of the four steps, and the coefficients."""
-    from normalign.kernels import solve as solving
+    from normalign.kernels import System, direct
     from normalign.kernels.agop import centred_agop
     from normalign.kernels.functions import middle
     from normalign.kernels.precision import full_precision
@@ -372,8 +372,8 @@ def one_iteration(x: Tensor, y: Tensor, kernel: Any) -> tuple[list[float], Tenso
     wait = torch.cuda.synchronize if x.device.type == "cuda" else nothing
     points = x - middle(x)
     metric = torch.eye(x.shape[1], device=x.device)
-    system = solving.System(points, kernel, metric, torch.full_like(x[:, 0], RIDGE))
-    held = solving._allocated(system, 1 << 60)
+    system = System(points, kernel, metric, torch.full_like(x[:, 0], RIDGE))
+    held = direct._allocated(system, 1 << 60)
     ticks = []
 
     def tick() -> None:
@@ -382,7 +382,7 @@ def one_iteration(x: Tensor, y: Tensor, kernel: Any) -> tuple[list[float], Tenso
 
     with full_precision(x.device):
         tick()
-        solving.fill_(held, system)
+        direct.fill_(held, system)
         held.add_diagonal_(system.ridges)
         tick()
         if not held.factorise_():

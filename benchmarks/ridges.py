@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 
 from normalign.kernels import Laplace, Solver, kernel_matrix
-from normalign.kernels.solve import System, solve
+from normalign.kernels.solve import solve
+from normalign.kernels.system import System
 from normalign.paper.store import commit
 
 

@@ -8,8 +8,7 @@ from torch.func import jacrev, vmap
 
 from normalign import local_geometry
 from normalign.estimators import RFMClassifier, RFMRegressor, as_torch
-from normalign.kernels import Laplace, Machine, Solver
-from normalign.kernels import solve as solving
+from normalign.kernels import Laplace, Machine
 from tests.estimators.tables import CODES, FRESH, NUMBERS, REGRESSORS, WORDS, D, N, X
 from tests.kernels import transcription
 
@@ -426,15 +425,3 @@ def test_a_caution_of_the_solver_is_told_once_in_the_name_of_whom_was_called():
     assert str(one.message).startswith("RFMRegressor: K + ridge")
     assert one.filename == __file__
     assert machine.jitter_ > 0
-
-
-def test_a_long_fit_is_made_in_calls_that_can_be_interrupted(monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        solving, "_is_for_compiled", lambda *a: asked.append(1) or False
-    )
-    x, y = torch.randn(3000, 2), torch.randn(3000, 1)
-    settings = {"n_iter": 5, "weights": None, "mass": 3000.0}
-    system = solving.System(x, Laplace(), torch.eye(2), torch.ones(3000))
-    assert solving.solve_last(system, y, Solver(), **settings) is None
-    assert not asked

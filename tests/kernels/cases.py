@@ -2,7 +2,13 @@
 
 import torch
 
-from normalign.kernels import Gaussian, Laplace, ProductLaplace
+from normalign.kernels import (
+    Gaussian,
+    Laplace,
+    ProductLaplace,
+    System,
+    kernel_matrix,
+)
 
 DOUBLE = torch.float64
 KERNELS = [
@@ -64,3 +70,19 @@ def naive_jacobian(x, centers, coef, kernel, metric=None):
         behind = naive_kernel(x - step * axis, centers, kernel, metric) @ coef
         columns.append((ahead - behind) / (2 * step))
     return torch.stack(columns, -1)
+
+
+def system(n=40, d=4, ridge=1e-2, dtype=DOUBLE, kernel=None, weights=None):
+    x = points(n, d, dtype=dtype)
+    x = x - x.mean(0)
+    ridges = torch.full((n,), ridge, dtype=dtype)
+    if weights is not None:
+        ridges = ridges / weights
+    return System(x, kernel or Laplace(3.0), metric("full", d).to(dtype), ridges)
+
+
+def dense(problem):
+    matrix = kernel_matrix(
+        problem.points, problem.points, problem.kernel, metric=problem.metric
+    )
+    return matrix + torch.diag(problem.ridges)

@@ -5,7 +5,8 @@ import torch
 
 from normalign.kernels import Solver
 from normalign.kernels.ridges import ridge_path, shared_is_cheaper
-from normalign.kernels.solve import System, solve
+from normalign.kernels.solve import solve
+from normalign.kernels.system import System
 from tests.kernels.cases import DOUBLE, KERNELS, metric, points
 
 RIDGES = [10.0, 1.0, 0.1, 0.01, 0.001]

@@ -1,30 +1,11 @@
-"""Solvers end to end: direct, in float64 after all, with jitter, without a matrix."""
-
-import warnings
+"""Solvers end to end, and conjugate gradients, which need no matrix."""
 
 import pytest
 import torch
 
-from normalign.kernels import Gaussian, Laplace, Solver, iterative, kernel_matrix
-from normalign.kernels import solve as module
-from normalign.kernels.solve import System, solve
-from tests.kernels.cases import DOUBLE, KERNELS, metric, points
-
-
-def system(n=40, d=4, ridge=1e-2, dtype=DOUBLE, kernel=None, weights=None):
-    x = points(n, d, dtype=dtype)
-    x = x - x.mean(0)
-    ridges = torch.full((n,), ridge, dtype=dtype)
-    if weights is not None:
-        ridges = ridges / weights
-    return System(x, kernel or Laplace(3.0), metric("full", d).to(dtype), ridges)
-
-
-def dense(problem):
-    matrix = kernel_matrix(
-        problem.points, problem.points, problem.kernel, metric=problem.metric
-    )
-    return matrix + torch.diag(problem.ridges)
+from normalign.kernels import Laplace, Solver, iterative
+from normalign.kernels.solve import solve, solve_last
+from tests.kernels.cases import DOUBLE, KERNELS, dense, points, system
 
 
 @pytest.mark.parametrize("name", ["auto", "cholesky", "cg"])
@@ -51,68 +32,22 @@ def test_little_memory_means_conjugate_gradients():
     assert few.solved.residual <= 1e-4
 
 
+@pytest.mark.parametrize("n", [1000, 3000])
+def test_a_long_recursion_is_made_in_calls_that_can_be_interrupted(n, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "normalign.kernels.solve.compiled_room", lambda *a, **b: asked.append(1)
+    )
+    settings = {"n_iter": 5, "weights": None, "mass": float(n)}
+    assert solve_last(system(n), points(n, 1), Solver(), **settings) is None
+    assert len(asked) == (n == 1000)
+
+
 def test_a_cholesky_that_does_not_fit_is_refused_with_remedies():
     with pytest.raises(ValueError, match="memory_limit must be at least") as told:
         solve(system(), points(40, 1), Solver("cholesky", memory_limit=8000))
     for remedy in ("max_leaf_size", 'solver="cg"', "raise memory_limit"):
         assert remedy in str(told.value)
-
-
-def near_duplicates(dtype):
-    """Rows so near each other that float32 cannot tell that the matrix is definite."""
-    x = points(30, 2, dtype=dtype)
-    close = torch.cat([x, x + 1e-4, x - 1e-4])
-    ridges = torch.full((90,), 1e-7, dtype=dtype)
-    smooth = Laplace(20.0, exponent=2.0)
-    return System(close - close.mean(0), smooth, torch.ones(2, dtype=dtype), ridges)
-
-
-def test_where_float32_fails_float64_takes_over_and_says_so():
-    y = points(90, 1, dtype=torch.float32)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = solve(near_duplicates(torch.float32), y, Solver())
-    assert found.solved.dtype == DOUBLE
-    assert found.solved.jitter == 0
-    # and stays: what large coefficients sum to would be lost in float32
-    assert found.coef.dtype == DOUBLE
-    wide = near_duplicates(torch.float32).to(DOUBLE)
-    assert torch.allclose(dense(wide) @ found.coef, y.double(), atol=1e-6)
-
-
-def test_coefficients_too_large_for_float32_are_noticed_or_told():
-    problem = system(n=600, d=2, ridge=1e-4, dtype=torch.float32, kernel=Gaussian(3.0))
-    y = points(600, 1, seed=3, dtype=torch.float32)
-    found = solve(problem, y, Solver())
-    assert found.solved.dtype == found.coef.dtype == DOUBLE
-    needed = module.direct_bytes(600, dtype=torch.float32, device=y.device)
-    kept = solve(problem, y, Solver(memory_limit=needed))
-    assert "rounding in float32 moves outputs by" in kept.solved.caution
-    assert kept.coef.dtype == torch.float32
-    easy = system(n=600, d=8, ridge=1e-2, dtype=torch.float32)
-    assert solve(easy, y, Solver()).solved.dtype == torch.float32
-
-
-def test_where_float64_does_not_fit_or_fails_a_jitter_is_added_and_told():
-    problem = near_duplicates(torch.float32)
-    needed = module.direct_bytes(90, dtype=torch.float32, device=problem.points.device)
-    y = points(90, 1, dtype=torch.float32)
-    found = solve(problem, y, Solver(memory_limit=needed))
-    assert "not positive definite in float32; added" in found.solved.caution
-    assert found.solved.jitter > 0
-    assert bool(torch.isfinite(found.coef).all())
-    exact = near_duplicates(DOUBLE)
-    exact.ridges.zero_()
-    found = solve(exact, points(90, 1), Solver())
-    assert "not positive definite in float64; added" in found.solved.caution
-    assert found.solved.jitter > 0
-
-
-def test_a_matrix_that_nothing_can_help_is_an_error():
-    problem = system(n=5)
-    problem.points[0] = float("nan")
-    with pytest.raises(ValueError, match="solve: x must be finite"):
-        solve(problem, points(5, 1), Solver())
 
 
 def test_too_few_steps_are_told():
@@ -183,21 +118,6 @@ def test_the_rank_follows_the_memory():
     tight = iterative._rank(problem, y, Solver(), 10_000)
     assert roomy == 40
     assert 1 <= tight < 40
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"name": "lu"}, "name must be"),
-        ({"memory_limit": 0}, "memory_limit must be"),
-        ({"tolerance": -1.0}, "tolerance must be positive"),
-        ({"max_steps": 0}, "max_steps must be 1 or more"),
-        ({"rank": 0}, "rank must be an integer of 1 or more"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(settings, said):
-    with pytest.raises(ValueError, match=said):
-        Solver(**settings)
 
 
 def test_conjugate_gradients_give_up_one_table_before_they_make_another():

@@ -16,7 +16,7 @@ from normalign.kernels.metric import initial_metric, metric_root, normalised
 from normalign.kernels.pull_back import Columns, pull_back
 from normalign.kernels.recursion import Iteration, Machine, recursions
 from normalign.kernels.ridges import ridge_path
-from normalign.kernels.solve import Solved, Solver, System
+from normalign.kernels.system import Solved, Solver, System
 
 __all__ = [
     "KERNELS",

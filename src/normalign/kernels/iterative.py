@@ -22,7 +22,7 @@ from normalign._checks import complaint
 from normalign.kernels.functions import kernel_matrix
 from normalign.kernels.gradients import expansion_of_sides
 from normalign.kernels.memory import iterative_bytes
-from normalign.kernels.solve import Solved, Solver, System
+from normalign.kernels.system import Solved, Solver, System
 from normalign.kernels.tiles import spans
 
 __all__ = ["IterativeSolution", "solve_iteratively"]

@@ -40,14 +40,8 @@ from normalign.kernels.memory import available_bytes
 from normalign.kernels.metric import learned
 from normalign.kernels.precision import full_precision
 from normalign.kernels.pull_back import Columns, Cotangent, pull_back
-from normalign.kernels.solve import (
-    Solution,
-    Solved,
-    Solver,
-    System,
-    solve,
-    solve_last,
-)
+from normalign.kernels.solve import solve, solve_last
+from normalign.kernels.system import Solution, Solved, Solver, System
 
 __all__ = ["Iteration", "Machine", "iterate", "recursions"]
 

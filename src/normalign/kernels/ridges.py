@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from normalign.kernels.functions import kernel_matrix
-from normalign.kernels.solve import Solved, Solver, System, solve
+from normalign.kernels.solve import solve
+from normalign.kernels.system import Solved, Solver, System
 
 __all__ = ["ridge_path", "shared_is_cheaper"]
 

@@ -1,13 +1,17 @@
 """Compiled machines are those of tensors, and all at once those of one by one."""
 
+import warnings
+
 import pytest
 import torch
 
-from normalign.kernels import Gaussian, Laplace, Solver, recursions
-from normalign.kernels import solve as solving
-from normalign.kernels.compiled import solution
-from normalign.kernels.solve import CompiledSolution, DirectSolution
-from tests.kernels.cases import DOUBLE, metric, points
+from normalign.kernels import Gaussian, Laplace, Solver, direct, recursions
+from normalign.kernels.compiled import memory, solution
+from normalign.kernels.compiled.solution import CompiledSolution
+from normalign.kernels.direct import DirectSolution
+from normalign.kernels.memory import direct_bytes
+from normalign.kernels.solve import solve
+from tests.kernels.cases import DOUBLE, dense, metric, points, system
 
 KERNELS = pytest.mark.parametrize("kernel", [Laplace(2.0), Gaussian(3.0)], ids=repr)
 SHAPES = [(1, 1, 1), (2, 3, 1), (33, 4, 2), (70, 5, 3), (40, 60, 2), (200, 3, 7)]
@@ -22,7 +26,7 @@ def made(x, y, kernel, seen, *, tensors=False, every=True, **settings):
     """The iterations, by compiled code or by tensors alone."""
     with pytest.MonkeyPatch.context() as patch:
         if tensors:
-            patch.setattr(solving.compiled, "is_available", lambda: False)
+            patch.setattr(direct.compiled, "is_available", lambda: False)
         settings = {"ridge": 1e-2, "n_iter": 3, **settings}
         return list(
             recursions(x, y, kernel=kernel, metric=seen, every=every, **settings)
@@ -125,29 +129,134 @@ def test_a_metric_without_gradients_stays_as_it_is():
         assert torch.equal(found[-1].machine.metric, seen)
 
 
-def test_a_limit_of_memory_without_room_for_squares_keeps_to_the_triangle():
-    x, y = points(1200, 3), points(1200, 1, seed=1)
-    settings = {"n_iter": 0, "solver": Solver("cholesky", memory_limit=20_000_000)}
-    (found,) = made(x, y, Laplace(2.0), metric("full", 3), **settings)
+def slopes_kept(iteration):
+    return len(iteration._solution.spare.slopes) > 0
+
+
+@pytest.mark.usefixtures("_members")
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize(("n", "d", "k"), [(33, 4, 2), (200, 3, 7), (600, 40, 5)])
+@KERNELS
+def test_slopes_that_were_not_kept_are_made_again(
+    kernel, n, d, k, dtype, kind, weighted, monkeypatch
+):
+    x, y = points(n, d, dtype=dtype), points(n, k, seed=1, dtype=dtype)
+    x[11] = x[3]
+    settings = {"n_iter": 2, "ridge": 0.1}
+    if weighted:
+        settings["weights"] = points(n, 1, seed=2, dtype=dtype)[:, 0].abs() + 0.1
+    seen = metric(kind, d).to(dtype)
+    kept = made(x, y, kernel, seen, **settings)
+    monkeypatch.setattr(direct, "_KEPT_SLOPES", 0)
+    found = made(x, y, kernel, seen, **settings)
+    (last,) = made(x, y, kernel, seen, every=False, **settings)
+    assert slopes_kept(kept[0])
+    assert not slopes_kept(found[0])
+    assert not slopes_kept(last)
+    assert torch.equal(last.machine.metric, found[-1].machine.metric)
+    near = 1e-9 if dtype == DOUBLE else 2e-3
+    one, other = (some[-1].machine.metric for some in (found, kept))
+    torch.testing.assert_close(one, other, rtol=near, atol=near)
+
+
+@pytest.mark.usefixtures("_members")
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
+def test_outputs_may_learn_some_at_a_time(kind, kept, monkeypatch):
+    x, y, seen = points(150, 5), points(150, 7, seed=1), metric(kind, 5)
+    wanted = made(x, y, Laplace(2.0), seen)
+    memory.layout_of.cache_clear()
+    monkeypatch.setattr(memory.Layout, "at_once", 3)
+    if not kept:
+        monkeypatch.setattr(direct, "_KEPT_SLOPES", 0)
+    found = made(x, y, Laplace(2.0), seen)
+    (last,) = made(x, y, Laplace(2.0), seen, every=False)
+    memory.layout_of.cache_clear()
+    assert torch.equal(last.machine.metric, found[-1].machine.metric)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(
+            one.machine.metric, other.machine.metric, rtol=1e-8, atol=1e-8
+        )
+
+
+@pytest.mark.usefixtures("_members")
+def test_a_factor_may_take_many_calls(monkeypatch):
+    x, y, seen = points(300, 4), points(300, 2, seed=1), metric("full", 4)
+    wanted = made(x, y, Laplace(2.0), seen, n_iter=1)
+    calls = []
+    together = solution.together
+
+    def counted(*args):
+        calls.append(1)
+        return together(*args)
+
+    monkeypatch.setattr(solution, "_AT_ONCE", 1e5)
+    monkeypatch.setattr(solution, "together", counted)
+    found = made(x, y, Laplace(2.0), seen, n_iter=1)
+    assert len(calls) > 10
+    assert torch.equal(found[-1].machine.coef, wanted[-1].machine.coef)
+    calls.clear()
+    bad = torch.zeros(300, 4, dtype=DOUBLE)
+    with pytest.warns(UserWarning, match="not positive definite"):
+        made(bad, y, Laplace(2.0), seen, n_iter=0, ridge=1e-300)
+    assert len(calls) == 1  # the first told it
+
+
+def test_a_limit_of_memory_is_kept_to_with_slopes_without_them_or_by_panels():
+    single = {"dtype": torch.float32}
+    x, y = points(2500, 3, **single), points(2500, 1, seed=1, **single)
+    roomy = memory.layout_of(2500, 3, 1, 4).bytes(full=True, slopes=True)
+    tight = direct_bytes(2500, dtype=torch.float32, device=x.device)
+    settings = {"ridge": 1.0, "n_iter": 1}
+    for limit, kept in ((roomy, True), (roomy - 1, False), (tight, False)):
+        solver = Solver("cholesky", memory_limit=limit)
+        found, _ = made(x, y, Laplace(2.0), torch.eye(3), solver=solver, **settings)
+        assert isinstance(found._solution, CompiledSolution)
+        assert slopes_kept(found) == kept
+    x = points(2500, 900, **single)  # there is room for the matrix and not for these
+    solver = Solver("cholesky", memory_limit=tight)
+    (found,) = made(x, y, Laplace(2.0), torch.eye(900), n_iter=0, solver=solver)
     assert isinstance(found._solution, DirectSolution)
 
 
 def test_a_wide_table_has_room_for_its_metric_only_if_that_is_full():
     x, y = points(30, 900), points(30, 1, seed=1)
-    settings = {"n_iter": 1, "solver": Solver("cholesky", memory_limit=1_000_000)}
+    settings = {"n_iter": 1, "solver": Solver("cholesky", memory_limit=2_000_000)}
     first, *_ = made(x, y, Laplace(2.0), metric("full", 900), **settings)
     assert isinstance(first._solution, DirectSolution)
     first, *_ = made(x, y, Laplace(2.0), metric("diagonal", 900), **settings)
     assert isinstance(first._solution, CompiledSolution)
 
 
-@pytest.mark.parametrize("kernel", [Laplace(2.0, exponent=0.7), Laplace(2.0)], ids=repr)
-def test_other_kernels_and_large_tables_are_left_to_tensors(kernel, monkeypatch):
-    monkeypatch.setattr(solving, "_COMPILED", 50)
+@pytest.mark.parametrize("every", [True, False])
+def test_other_kernels_are_left_to_tensors(every):
     x, y = points(60, 3), points(60, 1, seed=1)
-    for every in (True, False):
-        found = made(x, y, kernel, metric("full", 3), every=every)
-        assert isinstance(found[-1]._solution, DirectSolution)
+    found = made(x, y, Laplace(2.0, exponent=0.7), metric("full", 3), every=every)
+    assert isinstance(found[-1]._solution, DirectSolution)
+
+
+@KERNELS
+def test_the_inverse_has_its_diagonal_in_the_order_that_was_asked_for(
+    kernel, monkeypatch
+):
+    monkeypatch.setattr(solution, "_ASIDE", 1)  # as few columns at a time as may be
+    problem = system(n=150, kernel=kernel)
+    found = solve(problem, points(150, 2, seed=1), Solver())
+    rows = torch.randperm(150, generator=torch.Generator().manual_seed(0))[:90]
+    wanted = torch.linalg.inv(dense(problem)).diagonal()[rows]
+    assert isinstance(found, CompiledSolution)
+    torch.testing.assert_close(found.inverse_diagonal(rows), wanted)
+    assert found.inverse_diagonal(rows[:0]).shape == (0,)
+
+
+def test_what_is_beyond_float32_is_left_to_float64_without_a_word():
+    x, y = points(40, 2, dtype=torch.float32), points(40, 1, dtype=torch.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = made(x, y, Laplace(1e-30), torch.eye(2), n_iter=1)
+    assert found[-1].machine.coef.dtype == DOUBLE
 
 
 def test_results_do_not_share_memory_with_what_comes_after():

@@ -11,9 +11,9 @@ from typing import Any
 
 from numba import njit
 from numba.core import event
-from numba.extending import intrinsic
+from numba.extending import intrinsic, register_jitable
 
-__all__ = ["compiled", "instruction", "remembered"]
+__all__ = ["also_python", "compiled", "instruction", "remembered"]
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,12 @@ _OPTIONS: dict[str, Any] = {
 
 compiled = njit(**_OPTIONS)
 
+# For what Python and compiled code both want to know: each has it in its own way, and
+# Python need not wait for a compiler.
+also_python: Any = register_jitable
+
 _LONG: list[Callable[..., Any]] = []  # functions that take seconds to compile
+_LONG_MODULES = {f"{__package__}.{name}" for name in ("machine", "learning")}
 
 
 def remembered(function: Callable[..., Any]) -> Any:
@@ -41,7 +46,7 @@ def remembered(function: Callable[..., Any]) -> Any:
     user's cache, and belongs to the processor, the version of numba and the sources of
     this folder. Where nothing can be written every process compiles for itself.
     """
-    if function.__module__ == f"{__package__}.machine":
+    if function.__module__ in _LONG_MODULES:
         _LONG.append(function)
     try:
         dispatcher: Any = njit(cache=True, **_OPTIONS)(function)
@@ -67,7 +72,7 @@ class _Notice(event.Listener):
         function = event.data["dispatcher"].py_func
         if self.inside == 0 and function in _LONG:
             _log.warning(
-                "normalign compiles its code for small tables, once on this machine "
+                "normalign compiles its code for tables, once on this machine "
                 "for each precision: about 15 seconds."
             )
         self.inside += 1

@@ -3,32 +3,138 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 from torch import Tensor
 
+from normalign.kernels.compiled.factor import rows_at_once
 from normalign.kernels.compiled.products import BLOCK
 from normalign.kernels.compiled.tile import HEIGHT, columns, vector_lanes
 
-__all__ = ["Memory", "square_bytes"]
+__all__ = ["Layout", "Memory", "in_strips", "layout_of"]
+
+# Entries that the tables of gradients may have, of however few rows: a fraction of a
+# second-level cache.
+_FEW = 1 << 18
 
 
 def _whole(count: int, unit: int) -> int:
     return -(-count // unit) * unit
 
 
-def square_bytes(n: int, d: int, k: int, itemsize: int) -> int:
-    """Bytes of the kernel matrix and of its slopes, and of a metric and its update.
+@dataclass(frozen=True)
+class Layout:
+    """How large everything is.
 
-    With their padding. ``d`` is zero for a diagonal metric, which is no square.
+    Parameters
+    ----------
+    n, d, k : int
+        Rows, columns, outputs.
+    itemsize : int
+        Bytes of a number.
     """
-    wide = columns(itemsize)
-    kernel = _whole(n, HEIGHT) * _whole(n + k, wide)
-    metric = _whole(d, HEIGHT) * _whole(d, wide)
-    return 2 * (kernel + metric) * itemsize
+
+    n: int
+    d: int
+    k: int
+    itemsize: int
+
+    @property
+    def width(self) -> int:
+        """Columns of a strip."""
+        return columns(self.itemsize)
+
+    @property
+    def lanes(self) -> int:
+        """Numbers of a vector."""
+        return vector_lanes(self.itemsize)
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows, up to a whole tile."""
+        return _whole(self.n, HEIGHT)
+
+    @cached_property
+    def span(self) -> int:
+        """Columns of the matrix and of the targets behind it, up to a whole strip."""
+        return _whole(self.n + self.k, self.width)
+
+    @property
+    def height(self) -> int:
+        """Rows of a strip of points: two behind them, up to a whole tile."""
+        return max(_whole(self.d, HEIGHT), self.d + 2)
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Where the strips of the matrix begin, and where the last ends.
+
+        A strip has the rows down to the end of the block that is on the diagonal.
+        """
+        places = np.arange(0, self.span, self.width)
+        heights = np.minimum((places // BLOCK + 1) * BLOCK, self.rows)
+        return np.concatenate([[0], np.cumsum(heights * self.width)]).astype(np.int64)
+
+    @property
+    def groups(self) -> int:
+        """Groups of outputs of which a row has one vector."""
+        return _whole(self.k, self.lanes) // self.lanes
+
+    @property
+    def wide(self) -> int:
+        """Columns, up to a whole strip."""
+        return _whole(self.d, self.width)
+
+    @property
+    def long(self) -> int:
+        """A row of points with a one behind it: products with both are one."""
+        return max(_whole(self.d + 1, self.lanes), self.wide)
+
+    @cached_property
+    def at_once(self) -> int:
+        """Outputs whose gradients are made at a time: as many as leave tables small.
+
+        That is a quarter of the matrix.
+        """
+        each = self.rows * (2 * (self.d + 1) + self.wide)
+        most = max(int(self.starts[-1]) // 4, _FEW)
+        return min(max(most // each, 1), self.k)
+
+    @cached_property
+    def step(self) -> int:
+        """A row of the tables: whole vectors are written, the last over its end."""
+        return _whole(self.at_once * (self.d + 1), self.width) + self.lanes
+
+    def total(self, full: bool) -> int:
+        """Entries of the sum of gradients' outer products, or of their squares."""
+        return _whole(self.d, HEIGHT) * self.wide if full else self.wide
+
+    def bytes(self, *, full: bool, slopes: bool, learns: bool = True) -> int:
+        """Of everything: matrix and slopes, points, metrics, tables of gradients.
+
+        Parameters
+        ----------
+        full : bool
+            Whether the metric is, or else diagonal.
+        slopes : bool
+            Whether they are kept.
+        learns : bool, default=True
+            Whether there will be a next metric.
+        """
+        entries = int(self.starts[-1]) * (1 + slopes) + 2 * self.height * self.span
+        entries += rows_at_once(self.n) ** 2 + self.groups * self.rows * self.lanes
+        entries += self.d * self.wide if full else self.d
+        if learns:
+            entries += self.rows * (self.long + 2 * self.step) + self.total(full)
+            entries += self.n * self.at_once * self.wide
+        return entries * self.itemsize
 
 
-# The last machine's squares, for the next one: a system gives fresh memory page by
+# Small machines come by the thousand, and many alike.
+layout_of = lru_cache(maxsize=16)(Layout)
+
+# The last machine's matrix, for the next one: a system gives fresh memory page by
 # page, which takes longer than to fill it. At most _KEPT bytes.
 _spare: deque[np.ndarray] = deque(maxlen=1)
 _KEPT = 1 << 26
@@ -54,29 +160,25 @@ class Memory:
         Outputs.
     members : int
         That may work at the same time.
+    keeps : bool
+        Whether slopes have room beside the matrix.
     """
 
-    def __init__(self, points: Tensor, k: int, members: int) -> None:
+    def __init__(self, points: Tensor, k: int, members: int, keeps: bool) -> None:
         self._source, table = points, points.detach().numpy()
         (n, d), dtype = table.shape, table.dtype
-        self.width, lanes = columns(dtype.itemsize), vector_lanes(dtype.itemsize)
-        self.members = members
-        self.rows = _whole(n, HEIGHT)
-        self.strips = _whole(n + k, self.width) // self.width
-        self.groups, self.lanes = _whole(k, lanes) // lanes, lanes
-        span = self.strips * self.width
+        self.layout = layout = layout_of(n, d, k, dtype.itemsize)
+        self.members, self.starts, self.dtype = members, layout.starts, dtype
 
-        # Both sides of the kernel's products have as many rows: two behind the points,
-        # up to whole tiles.
-        height = max(_whole(d, HEIGHT), d + 2)
-        turned = np.zeros((height, span), dtype)
+        turned = np.zeros((layout.height, layout.span), dtype)
         turned[:d, :n], turned[d] = table.T, 1
-        self.points = self.in_strips(turned)
-        self.images = np.empty(height * span, dtype)
-        self._buffer = _taken(2 * self.rows * span, dtype)
-        self.square, self.slopes = self._buffer[: 2 * self.rows * span].reshape(2, -1)
-        self.aside = np.empty(_whole(n, BLOCK) * BLOCK, dtype)
-        self._shape, self._dtype = (n, d, k), dtype
+        self.points = in_strips(turned, layout.width)
+        self.images = np.empty(layout.height * layout.span, dtype)
+        entries = int(self.starts[-1])
+        self._buffer = _taken((1 + keeps) * entries, dtype)
+        self.square = self._buffer[:entries]
+        self.slopes = self._buffer[entries : (1 + keeps) * entries]
+        self.aside = np.empty(rows_at_once(n) ** 2, dtype)
         self._sums: tuple[np.ndarray, ...] | None = None
 
     def __del__(self, spare: deque[np.ndarray] = _spare, most: int = _KEPT) -> None:
@@ -87,7 +189,7 @@ class Memory:
 
     def holds(self, points: Tensor, k: int) -> bool:
         """Whether this is the memory of these points and as many outputs."""
-        return points is self._source and k == self._shape[2]
+        return points is self._source and k == self.layout.k
 
     def sums(self, full: bool) -> tuple[np.ndarray, ...]:
         """What gradients are made of: points, table, sums, gradients, and their total.
@@ -95,46 +197,38 @@ class Memory:
         The total is a square if the metric is full.
         """
         if self._sums is None:
-            (n, d, k), dtype = self._shape, self._dtype
-            # A one stands behind every point: products with both are made in one go.
-            wide = _whole(d, self.width)
-            long = max(_whole(d + 1, self.lanes), wide)
-            # Whole vectors are written, the last of them over the end of a row.
-            step = _whole(k * (d + 1), self.width) + self.lanes
+            layout, dtype = self.layout, self.dtype
             self._sums = (
-                np.zeros(self.rows * long, dtype),
-                np.zeros(self.rows * step, dtype),
-                np.empty(self.rows * step, dtype),
-                np.zeros(n * k * wide, dtype),
-                np.empty(_whole(d, HEIGHT) * wide if full else wide, dtype),
+                np.zeros(layout.rows * layout.long, dtype),
+                np.zeros(layout.rows * layout.step, dtype),
+                np.empty(layout.rows * layout.step, dtype),
+                np.zeros(layout.n * layout.at_once * layout.wide, dtype),
+                np.empty(layout.total(full), dtype),
             )
         return self._sums
-
-    def in_strips(self, table: np.ndarray) -> np.ndarray:
-        """A table of whole strips, strip after strip."""
-        strips = table.reshape(len(table), -1, self.width).swapaxes(0, 1)
-        return np.ascontiguousarray(strips).reshape(-1)
-
-    def from_strips(self, flat: np.ndarray, rows: int, count: int) -> np.ndarray:
-        """The table that lies in strips; some of its rows and columns."""
-        strips = flat.reshape(self.strips, -1, self.width)[:, :rows]
-        return strips.swapaxes(0, 1).reshape(rows, -1)[:, :count]
 
     def metric(self, metric: np.ndarray) -> np.ndarray:
         """A metric as compiled code takes it: flat, rows in whole strips; a copy."""
         if metric.ndim == 1:
             return metric.copy()
         d = len(metric)
-        padded = np.zeros((d, _whole(d, self.width)), metric.dtype)
+        padded = np.zeros((d, self.layout.wide), metric.dtype)
         padded[:, :d] = metric
         return padded.reshape(-1)
 
     def answers(self) -> np.ndarray:
         """Room for the coefficients of all outputs."""
-        return np.empty(self.groups * self.rows * self.lanes, self._dtype)
+        layout = self.layout
+        return np.empty(layout.groups * layout.rows * layout.lanes, self.dtype)
 
     def coef(self, answers: np.ndarray) -> np.ndarray:
         """The coefficients that stand there, of shape (n, k)."""
-        n, _, k = self._shape
-        groups = answers.reshape(self.groups, self.rows, self.lanes)[:, :n]
+        layout, (n, k) = self.layout, (self.layout.n, self.layout.k)
+        groups = answers.reshape(layout.groups, layout.rows, layout.lanes)[:, :n]
         return np.ascontiguousarray(groups.swapaxes(0, 1).reshape(n, -1)[:, :k])
+
+
+def in_strips(table: np.ndarray, width: int) -> np.ndarray:
+    """A table of whole strips, strip after strip."""
+    strips = table.reshape(len(table), -1, width).swapaxes(0, 1)
+    return np.ascontiguousarray(strips).reshape(-1)

@@ -1,11 +1,13 @@
 r"""Products of tables whose rows are summed over: ``C = A^T B``, tile by tile.
 
-The large tables lie in strips (see :mod:`~normalign.kernels.compiled.tile`): entry
-``(i, j)`` of a table of ``m`` rows is at ``(j // w) m w + i w + j % w``, where ``w`` is
-the width of a strip. Small ones lie row by row, as usual, some way apart.
+Large tables lie in strips (see :mod:`~normalign.kernels.compiled.tile`). Entry
+``(i, j)`` is at ``start + i w + j % w``, where ``w`` is the width of a strip and
+``start`` the place where strip ``j // w`` begins: all strips have as many rows, or, of
+a symmetric table, only those down to the diagonal, and then there is an array of
+``starts``. Small tables lie row by row, as usual, some way apart.
 
-``BLOCK`` columns of ``A`` are used again and again for a strip of ``B``, of which
-``DEPTH`` rows at a time stay near the processor.
+Some rows of ``C`` at a time are made for a strip of ``B``, of which ``DEPTH`` rows stay
+near the processor meanwhile.
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ from normalign.kernels.compiled.tile import (
 
 __all__ = [
     "BLOCK",
+    "DEPTH",
     "multiply",
     "multiply_strip",
     "multiply_symmetric",
     "multiply_turned",
     "subtract_strip",
+    "sum_tile",
 ]
 
 BLOCK = 32  # a multiple of the width of every strip
@@ -36,40 +40,53 @@ DEPTH = 256
 
 
 @compiled
+def sum_tile(
+    fresh: bool, a: Any, b: Any, c: Any, at_a: int, at_b: int, at_c: int,
+    step_a: int, step_b: int, step_c: int, begin: int, end: int,
+) -> None:  # fmt: skip
+    """One tile of a product, instead of what stands there, or added to it."""
+    if fresh:
+        set_tile(a, b, c, at_a, at_b, at_c, step_a, step_b, step_c, begin, end)
+    else:
+        add_tile(a, b, c, at_a, at_b, at_c, step_a, step_b, step_c, begin, end)
+
+
+@compiled
 def multiply(
-    a: Any, step_a: int, b: Any, at_b: int, step_b: int, c: Any, at_c: int, step_c: int,
-    depth: int, rows: tuple[int, int],
+    fresh: bool, a: Any, step_a: int, b: Any, at_b: int, step_b: int,
+    c: Any, at_c: int, step_c: int, depth: int, rows: tuple[int, int],
 ) -> None:  # fmt: skip
     """Some rows of a strip's width of ``C``, from an ``A`` that lies row by row.
 
-    Rows of ``C`` are made ``HEIGHT`` at a time: there must be room behind the last.
+    Rows of ``C`` are made ``HEIGHT`` at a time: there must be room behind the last. If
+    not ``fresh``, they are added to.
     """
     for begin in range(0, depth, DEPTH):
         end = min(begin + DEPTH, depth)
         for i in range(rows[0], rows[1], HEIGHT):
-            at = at_c + i * step_c
-            if begin:
-                add_tile(a, b, c, i, at_b, at, step_a, step_b, step_c, begin, end)
-            else:
-                set_tile(a, b, c, i, at_b, at, step_a, step_b, step_c, begin, end)
+            sum_tile(
+                fresh and begin == 0, a, b, c, i, at_b, at_c + i * step_c,
+                step_a, step_b, step_c, begin, end,
+            )  # fmt: skip
 
 
 @compiled
 def multiply_strip(
-    a: Any, b: Any, height: int, c: Any, rows_c: int, depth: int,
+    a: Any, b: Any, height: int, c: Any, at_c: int, depth: int,
     rows: tuple[int, int], strip: int,
 ) -> None:  # fmt: skip
-    """Some rows of a strip of ``C``; all three lie in strips, ``A`` and ``B`` alike."""
+    """Some rows of a strip of ``C``, whose row 0 is, or would be, at ``at_c``.
+
+    All three lie in strips, those of ``A`` and ``B`` ``height`` rows long.
+    """
     w = width(c)
-    at_b = strip * height * w
     for begin in range(0, depth, DEPTH):
         end = min(begin + DEPTH, depth)
         for i in range(rows[0], rows[1], HEIGHT):
-            at_a, at_c = i // w * height * w + i % w, (strip * rows_c + i) * w
-            if begin:
-                add_tile(a, b, c, at_a, at_b, at_c, w, w, w, begin, end)
-            else:
-                set_tile(a, b, c, at_a, at_b, at_c, w, w, w, begin, end)
+            sum_tile(
+                begin == 0, a, b, c, i // w * height * w + i % w, strip * height * w,
+                at_c + i * w, w, w, w, begin, end,
+            )  # fmt: skip
 
 
 @compiled
@@ -79,30 +96,29 @@ def multiply_turned(
 ) -> None:  # fmt: skip
     """Some rows of a strip's width of ``C``, which, like ``B``, lies row by row.
 
-    ``A`` lies in strips.
+    ``A`` lies in strips of ``height`` rows.
     """
     w = width(a)
     for begin in range(0, depth, DEPTH):
         end = min(begin + DEPTH, depth)
         for i in range(rows[0], rows[1], HEIGHT):
-            at_a, at_c = i // w * height * w + i % w, i * step_c + column
-            if begin:
-                add_tile(a, b, c, at_a, column, at_c, w, step_b, step_c, begin, end)
-            else:
-                set_tile(a, b, c, at_a, column, at_c, w, step_b, step_c, begin, end)
+            sum_tile(
+                begin == 0, a, b, c, i // w * height * w + i % w, column,
+                i * step_c + column, w, step_b, step_c, begin, end,
+            )  # fmt: skip
 
 
 @compiled
 def subtract_strip(
-    square: Any, height: int, depth: int, rows: tuple[int, int], strip: int
+    square: Any, starts: Any, depth: int, rows: tuple[int, int], strip: int
 ) -> None:
     """Take ``A^T A`` of the rows above from some rows of a strip of a table."""
     w = width(square)
-    at_b = strip * height * w
+    at_b = starts[strip]
     for begin in range(0, depth, DEPTH):
         end = min(begin + DEPTH, depth)
         for i in range(rows[0], rows[1], HEIGHT):
-            at_a = i // w * height * w + i % w
+            at_a = starts[i // w] + i % w
             subtract_tile(
                 square, square, square, at_a, at_b, at_b + i * w, w, w, w, begin, end
             )
@@ -110,7 +126,7 @@ def subtract_strip(
 
 @compiled
 def multiply_symmetric(
-    a: Any, height: int, n: int, b: Any, c: Any, step: int, rows: tuple[int, int],
+    a: Any, starts: Any, n: int, b: Any, c: Any, step: int, rows: tuple[int, int],
     strip: int,
 ) -> None:  # fmt: skip
     """Some rows of ``C = A B`` for a symmetric ``A`` in strips.
@@ -123,15 +139,13 @@ def multiply_symmetric(
     for begin in range(0, max(rows[0], 1), DEPTH):
         end = min(begin + DEPTH, rows[0])
         for i in range(rows[0], rows[1], HEIGHT):
-            at_a, at_c = i // w * height * w + i % w, i * step + at_b
-            if begin:
-                add_tile(a, b, c, at_a, at_b, at_c, w, step, step, begin, end)
-            else:
-                set_tile(a, b, c, at_a, at_b, at_c, w, step, step, begin, end)
+            sum_tile(
+                begin == 0, a, b, c, starts[i // w] + i % w, at_b, i * step + at_b,
+                w, step, step, begin, end,
+            )  # fmt: skip
     for begin in range(rows[0], n, DEPTH):
         end = min(begin + DEPTH, n)
         for i in range(rows[0], rows[1], HEIGHT):
             add_turned(
-                a, b, c, i * w, at_b, i * step + at_b, height * w, step, step,
-                begin, end,
-            )  # fmt: skip
+                a, b, c, i * w, at_b, i * step + at_b, starts, step, step, begin, end
+            )

@@ -1,27 +1,33 @@
-"""Compiled solutions: what :mod:`normalign.kernels.solve` asks for small tables."""
+"""Compiled solutions: what :mod:`normalign.kernels.direct` asks for on a processor."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from normalign.kernels.compiled.machine import (
-    LEARN_PHASES,
-    learn,
-    recur,
-    solve,
-    solve_phases,
+from normalign.kernels.compiled.factor import (
+    blocks_of,
+    forward_substitute,
+    rows_at_once,
 )
+from normalign.kernels.compiled.learning import learn, learn_phases
+from normalign.kernels.compiled.machine import recur, solve, solve_phases
 from normalign.kernels.compiled.memory import Memory
 from normalign.kernels.compiled.profiles import GAUSSIAN, LAPLACE
 from normalign.kernels.compiled.team import team_size, together
 from normalign.kernels.functions import Gaussian, Kernel, Laplace
+from normalign.kernels.system import Solved
 
-__all__ = ["Factored", "Problem", "factored", "last_of", "profile_of"]
+__all__ = ["CompiledSolution", "Problem", "last_of", "profile_of", "solved"]
+
+# Operations of one call, which nobody can interrupt: a fraction of a second.
+_AT_ONCE = 4e10
+_ASIDE = 1 << 26  # bytes of columns that are solved for at a time
 
 
 def profile_of(kernel: Kernel) -> int | None:
@@ -45,20 +51,22 @@ class Problem:
     kernel : Kernel
         One that has a profile here.
     metric : Tensor of shape (d, d) or (d,), optional
+    keeps : bool, default=True
+        Whether slopes may have memory beside the matrix.
     spare : object
         Overwritten, if it is the memory of an earlier problem with these points.
     """
 
     def __init__(
         self, points: Tensor, kernel: Kernel, metric: Tensor | None, ridges: Tensor,
-        y: Tensor, spare: object = None,
+        y: Tensor, *, keeps: bool = True, spare: object = None,
     ) -> None:  # fmt: skip
         (n, self.d), self.k = points.shape, y.shape[1]
         if isinstance(spare, Memory) and spare.holds(points, self.k):
             self.memory = spare
         else:
-            self.memory = Memory(points, self.k, team_size(n))
-        self.dtype = self.memory.points.dtype
+            self.memory = Memory(points, self.k, team_size(n), keeps)
+        self.dtype = self.memory.dtype
         self.kernel, self.profile = kernel, profile_of(kernel)
         self.full = metric is not None and metric.ndim == 2
         self.through = np.ones(self.d, self.dtype) if metric is None else _array(metric)
@@ -67,8 +75,12 @@ class Problem:
         self.ridges, self.targets = _array(ridges), _array(y)
 
     def number(self, value: float) -> Any:
-        """A number in the precision of the points."""
-        return self.dtype.type(value)
+        """A number in the precision of the points; infinity, if it is beyond that.
+
+        Nothing comes of that but NaN, of which it is known what to do.
+        """
+        with np.errstate(over="ignore"):
+            return self.dtype.type(value)
 
     def share(self, mass: float) -> Any:
         """The factor of an average of gradients' outer products."""
@@ -91,66 +103,116 @@ class Problem:
         return torch.from_numpy(flat.reshape(self.d, -1)[:, : self.d].copy())
 
 
-class Factored:
+class CompiledSolution:
     """A solved problem whose factor and slopes stand in its memory.
 
     Attributes
     ----------
     coef : Tensor of shape (n, k)
+    solved : Solved
+    spare : Memory
+        For the next solve to overwrite.
     pivot : float
         The smallest; not positive, or NaN, where the matrix was not definite.
     """
 
     def __init__(self, problem: Problem, answers: np.ndarray, pivot: float) -> None:
-        self.problem, self.pivot = problem, pivot
-        self._answers = answers
         self.coef = torch.from_numpy(problem.memory.coef(answers))
+        self.solved = Solved("cholesky", self.coef.dtype)
+        self.spare: object = problem.memory
+        self.pivot = pivot
+        self._problem, self._answers = problem, answers
 
     def next_metric(self, weights: Tensor | None, mass: float) -> Tensor:
         """The metric that the machine learns; the present one if gradients vanish."""
-        problem, memory, answers = self.problem, self.problem.memory, self._answers
+        problem, memory, answers = self._problem, self._problem.memory, self._answers
         metric, roots = problem.metric(), problem.roots(weights)
         share, sums = problem.share(mass), memory.sums(problem.full)  # of all members
+        at_once = memory.layout.at_once
         together(
             lambda members, flags: learn(
-                memory.points, answers, roots, memory.slopes, memory.rows,
-                memory.strips, metric, problem.full, share, problem.d, problem.k,
-                *sums, 0, members, flags,
+                memory.points, memory.images, problem.profile, answers, roots,
+                memory.slopes, memory.starts, metric, problem.full, share, problem.d,
+                problem.k, at_once, *sums, 0, members, flags,
             ),
             memory.members,
-            LEARN_PHASES,
+            learn_phases(problem.k, at_once),
         )  # fmt: skip
         return problem.table(metric)
 
-    def factor(self) -> Tensor:
-        """The upper factor, copied out of its strips."""
-        n, memory = len(self.coef), self.problem.memory
-        table = memory.from_strips(memory.square, n, n)
-        return torch.from_numpy(np.ascontiguousarray(table))
+    def inverse_diagonal(self, rows: Tensor) -> Tensor:
+        r"""Entries of the diagonal of the inverse.
+
+        Sums of squares of the columns of :math:`U^{-\top}`, which are zero above
+        their row: so those of neighbouring rows are made together.
+        """
+        memory, layout = self._problem.memory, self._problem.memory.layout
+        order = np.argsort(rows.numpy())
+        ordered = rows.numpy()[order]
+        found = np.empty(len(ordered), memory.dtype)
+        strip = layout.rows * layout.width * layout.itemsize
+        count = max(_ASIDE // strip, memory.members) * layout.width
+        for start in range(0, len(ordered), count):
+            part = slice(start, start + count)
+            found[part] = self._squared(ordered[part])
+        return torch.from_numpy(found[np.argsort(order)])
+
+    def _squared(self, rows: np.ndarray) -> np.ndarray:
+        """The same for rows in order, all of them at once."""
+        memory, layout = self._problem.memory, self._problem.memory.layout
+        places, firsts = np.arange(len(rows)), rows[:: layout.width].astype(np.int64)
+        table = np.zeros((len(firsts), layout.rows, layout.width), memory.dtype)
+        table[places // layout.width, rows, places % layout.width] = 1
+        flat = table.reshape(-1)
+        together(
+            lambda members, flags: forward_substitute(
+                memory.square, memory.starts, layout.n, flat, layout.rows, firsts, 0,
+                members, flags,
+            ),
+            memory.members,
+            1,
+        )  # fmt: skip
+        inside = table[:, : layout.n]
+        return np.einsum("srw,srw->sw", inside, inside).reshape(-1)[: len(rows)]
 
 
-def factored(problem: Problem) -> Factored:
-    """Solve a small system on a processor."""
-    memory, metric = problem.memory, problem.metric()
+def solved(problem: Problem) -> CompiledSolution:
+    """Solve a system on a processor."""
+    memory, metric, n = problem.memory, problem.metric(), len(problem.ridges)
     answers, status = memory.answers(), np.empty(2, problem.dtype)
     scale, noise = problem.number(problem.scale), problem.number(problem.noise)
-    definite = together(
-        lambda members, flags: solve(
-            memory.points, metric, problem.full, scale, noise, problem.profile,
-            problem.ridges, problem.targets, memory.images, memory.square,
-            memory.slopes, memory.aside, answers, status, problem.d, memory.rows,
-            memory.strips, 0, members, flags,
-        ),
-        memory.members,
-        solve_phases(len(problem.ridges)),
-    )  # fmt: skip
-    return Factored(problem, answers, float(status[0]) if definite else -1.0)
+    for some in _calls(n):
+        definite = together(
+            lambda members, flags, some=some: solve(
+                memory.points, metric, problem.full, scale, noise, problem.profile,
+                problem.ridges, problem.targets, memory.images, memory.square,
+                memory.slopes, memory.starts, memory.aside, answers, status, problem.d,
+                some, 0, members, flags,
+            ),
+            memory.members,
+            solve_phases(n),
+        )  # fmt: skip
+        if not definite:
+            return CompiledSolution(problem, answers, -1.0)
+    return CompiledSolution(problem, answers, float(status[0]))
+
+
+def _calls(n: int) -> Iterator[tuple[int, int]]:
+    """Blocks of a factor, as many at a time as take a fraction of a second."""
+    size, begin, work = rows_at_once(n), 0, 0.0
+    for block in range(blocks_of(n)):
+        work += 2.0 * size * (block + 1) * size * (n - block * size)
+        if work > _AT_ONCE:
+            yield begin, block + 1
+            begin, work = block + 1, 0.0
+    if begin < blocks_of(n):
+        yield begin, blocks_of(n)
 
 
 def last_of(
     problem: Problem, n_iter: int, weights: Tensor | None, mass: float,
     *, least: float, most: float,
-) -> tuple[Factored, Tensor] | None:  # fmt: skip
+) -> tuple[CompiledSolution, Tensor] | None:  # fmt: skip
     """The last solution of a recursion and its metric, in one go.
 
     Parameters
@@ -174,17 +236,18 @@ def last_of(
         problem.number(problem.scale), problem.number(problem.noise),
         problem.share(mass),
     )  # fmt: skip
-    sums = memory.sums(problem.full)
+    sums, at_once = memory.sums(problem.full), memory.layout.at_once
     fine = together(
         lambda members, flags: recur(
             memory.points, metric, problem.full, scale, share, noise,
             problem.profile, problem.ridges, problem.targets, roots, memory.images,
-            memory.square, memory.slopes, memory.aside, answers, *sums, status, least,
-            most, problem.d, memory.rows, memory.strips, 0, members, flags,
+            memory.square, memory.slopes, memory.starts, memory.aside, answers, *sums,
+            status, least, most, problem.d, at_once, 0, members, flags,
         ),
         memory.members,
-        (n_iter + 1) * (solve_phases(n) + LEARN_PHASES),
+        (n_iter + 1) * (solve_phases(n) + learn_phases(problem.k, at_once)),
     )  # fmt: skip
     if not fine:
         return None
-    return Factored(problem, answers, float(status[-1, 0])), problem.table(metric)
+    pivot = float(status[-1, 0])
+    return CompiledSolution(problem, answers, pivot), problem.table(metric)

@@ -11,8 +11,8 @@ runs at the speed at which the processor can multiply.
 Tables lie in *strips*, as wide as a tile: all rows of the first few columns, then all
 rows of the next. So ``B`` and ``C`` of a tile are each one run of memory, and the
 numbers of ``A`` that a row ``p`` needs stand beside each other. *Turned*, ``A`` is read
-along its rows instead, from strip to strip. Arrays are flat, places are counted in
-entries.
+along its rows instead, from strip to strip, and strips may be of different lengths.
+Arrays are flat, places are counted in entries.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def _product(keep: str, *, vectors: int = _VECTORS, turned: bool = False) -> Any
 
     Its arguments are three arrays and the places of the tile in each, then the
     distance between rows ``p`` of ``A``, of rows of ``B`` and of rows of ``C``, then
-    the first row ``p`` and where they end. Turned, the first distance is that between
-    strips of ``A``.
+    the first row ``p`` and where they end. Turned, instead of the first distance there
+    is an array of where strips of ``A`` begin.
     """
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -121,7 +121,8 @@ def _product(keep: str, *, vectors: int = _VECTORS, turned: bool = False) -> Any
         typing: Any, a: Any, b: Any, c: Any, at_a: Any, at_b: Any, at_c: Any,
         step_a: Any, step_b: Any, step_c: Any, first: Any, end: Any,
     ) -> Any:  # fmt: skip
-        return types.void(a, b, c, *[types.intp] * 8), code
+        places, left = [types.intp] * 3, step_a if turned else types.intp
+        return types.void(a, b, c, *places, left, *[types.intp] * 4), code
 
     return instruction(product)
 
@@ -302,6 +303,7 @@ class _Tile(_Code):
         )
         self.at_a, self.at_b, self.at_c = args[3:6]
         self.step_a, self.step_b, self.step_c = args[6:9]
+        self.starts = signature.args[6]  # the type of an array, if ``A`` is turned
 
     def rows(self, make: Callable[[int, int], Any]) -> list[list[Any]]:
         return [[make(i, v) for v in range(self.vectors)] for i in range(HEIGHT)]
@@ -348,11 +350,9 @@ class _Tile(_Code):
     def _turned(self, row: Any) -> list[Any]:
         """The same from the rows of ``A``: one below the other in a strip."""
         builder, strip = self.builder, self.number(self.strip)
-        place = builder.add(
-            builder.mul(builder.udiv(row, strip), self.step_a),
-            builder.urem(row, strip),
-        )
-        place = builder.add(self.at_a, place)
+        starts = self.data(self.starts, self.step_a)
+        start = builder.load(self.address(starts, builder.udiv(row, strip)))
+        place = builder.add(self.at_a, builder.add(start, builder.urem(row, strip)))
         return [self.broadcast(self.a, place, i * self.strip) for i in range(HEIGHT)]
 
     def kept(self, keep: str, sums: list[list[Any]]) -> list[list[Any]]:

@@ -1,0 +1,295 @@
+r"""Directly: a Cholesky factor in place of one triangle, and how far to trust it.
+
+In the dtype of the data first; if float32 leaves the matrix indefinite, or coefficients
+so large that digits are lost, again in float64, in which the machine then stays (what
+large coefficients sum to is lost in float32, too); if that fails, with a jitter on the
+diagonal, which is reported.
+
+On a processor the factor is compiled code (:mod:`normalign.kernels.compiled`), where
+numba is there and has the kernel; elsewhere it is made of products of panels
+(:mod:`normalign.kernels.triangle`). The numbers are the same.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from normalign._checks import complaint
+from normalign.kernels import compiled
+from normalign.kernels.agop import (
+    pulls_early,
+    sum_of_squares,
+    symmetric,
+    with_both_sides,
+)
+from normalign.kernels.functions import Gaussian, Kernel, Laplace, Radial
+from normalign.kernels.gradients import gradients_of_slopes, pulled_back
+from normalign.kernels.memory import direct_bytes
+from normalign.kernels.metric import learned
+from normalign.kernels.system import Solution, Solved, System
+from normalign.kernels.tiles import spans, square_spans, tile_shape
+from normalign.kernels.triangle import Triangle, is_small
+
+if TYPE_CHECKING:
+    from normalign.kernels.compiled.solution import CompiledSolution, Problem
+
+__all__ = ["DirectSolution", "compiled_room", "last_directly", "solve_directly"]
+
+_LOST_DIGITS = 32  # a pivot of that many rounding errors has no digit left to trust
+_LOST_SHARE = 3e-4  # of the targets; ordinary tables have a tenth of it
+# Rows up to which slopes are kept beside the matrix: making them again costs little
+# beside the factor of more.
+_KEPT_SLOPES = 8192
+
+# What compiled code has room for: the matrix, or its slopes, too.
+Room = Literal["matrix", "slopes"]
+
+
+def solve_directly(
+    system: System, y: Tensor, *, limit: int, spare: object, slopes: bool
+) -> Solution:
+    """Solve by a factor in as much precision as it takes, and ``limit`` allows."""
+    n, dtype, device = len(system.points), system.points.dtype, system.points.device
+    found = _tried(system, y, limit=limit, spare=spare, slopes=slopes)
+    single = dtype != torch.float64
+    exact = found is not None and (
+        not single or lost_share(found.coef, y) <= _LOST_SHARE
+    )
+    if found is not None and exact:
+        return found
+    if single and direct_bytes(n, dtype=torch.float64, device=device) <= limit:
+        del spare, found
+        system, y = system.to(torch.float64), y.double()
+        found = _tried(system, y, limit=limit, spare=None, slopes=slopes)
+        if found is not None:
+            return found
+    if found is None:
+        return _with_jitter(system, _allocated(system, limit), y)
+    caution = (
+        f"coefficients are so large that rounding in float32 moves outputs by about "
+        f"{10 * lost_share(found.coef, y):.0e} of the targets, and float64 does not "
+        "fit memory_limit. Raise ridge or memory_limit."
+    )
+    found.solved = replace(found.solved, caution=caution)
+    return found
+
+
+def _tried(
+    system: System, y: Tensor, *, limit: int, spare: object, slopes: bool
+) -> CompiledSolution | DirectSolution | None:
+    """The solution in the system's precision; None if that leaves it indefinite."""
+    room = compiled_room(system, y.shape[1], limit, slopes=slopes)
+    if room is not None:
+        from normalign.kernels.compiled.solution import solved as quickly
+
+        quick = quickly(_problem(system, y, room, spare))
+        return quick if quick.pivot > _smallest_pivot(system.points.dtype) else None
+    triangle = spare if isinstance(spare, Triangle) else _allocated(system, limit)
+    _make_room(triangle, system, slopes)
+    if not _factorise(system, triangle):
+        return None
+    solved = Solved("cholesky", system.points.dtype)
+    return _finished(triangle, y, solved, system)
+
+
+def compiled_room(system: System, k: int, limit: int, *, slopes: bool) -> Room | None:
+    """What there is room for, if there is compiled code for a system; None if not.
+
+    ``slopes`` says that there will be a next metric.
+    """
+    points, kernel = system.points, system.kernel
+    known = isinstance(kernel, Gaussian) or (
+        isinstance(kernel, Laplace) and kernel.exponent == 1
+    )
+    here = points.device.type == "cpu" and compiled.is_available()
+    if not (known and here and 0 < k <= len(points)):
+        return None
+    from normalign.kernels.compiled.memory import layout_of
+
+    layout = layout_of(*points.shape, k, points.dtype.itemsize)
+    full = system.metric is not None and system.metric.ndim == 2
+    keeps = slopes and len(points) <= _KEPT_SLOPES
+    if keeps and layout.bytes(full=full, slopes=True) <= limit:
+        return "slopes"
+    needed = layout.bytes(full=full, slopes=False, learns=slopes)
+    return "matrix" if needed <= limit else None
+
+
+def last_directly(
+    system: System, y: Tensor, room: Room, *, n_iter: int, weights: Tensor | None,
+    mass: float,
+) -> tuple[Solution, Tensor] | None:  # fmt: skip
+    """The last solution of a recursion, and its metric, by one call of compiled code.
+
+    None if an iteration needs more than its precision.
+    """
+    from normalign.kernels.compiled.solution import last_of
+
+    dtype, most = system.points.dtype, math.inf
+    if dtype != torch.float64:
+        most = (_LOST_SHARE * _size(y) / torch.finfo(dtype).eps) ** 2
+    return last_of(
+        _problem(system, y, room), n_iter, weights, mass,
+        least=_smallest_pivot(dtype), most=most,
+    )  # fmt: skip
+
+
+def _problem(system: System, y: Tensor, room: Room, spare: object = None) -> Problem:
+    from normalign.kernels.compiled.solution import Problem
+
+    return Problem(
+        system.points, system.kernel, system.metric, system.ridges, y,
+        keeps=room == "slopes", spare=spare,
+    )  # fmt: skip
+
+
+class DirectSolution:
+    """A solution that keeps its factor until the next solve overwrites it."""
+
+    def __init__(
+        self, coef: Tensor, solved: Solved, triangle: Triangle, system: System
+    ) -> None:
+        self.coef = coef
+        self.solved = solved
+        self.triangle = triangle
+        self.spare: object = triangle
+        self._system = system
+
+    def inverse_diagonal(self, rows: Tensor) -> Tensor:
+        """Entries of the diagonal of the inverse: columns of ``L^{-1}``, squared."""
+        unit = _unit_columns(self.triangle.panels[0], len(self.triangle), rows)
+        return self.triangle.half_solve_(unit).square_().sum(0).to(self.coef.dtype)
+
+    def next_metric(self, weights: Tensor | None, mass: float) -> Tensor | None:
+        """From the slopes, if they were kept."""
+        if self.triangle.slopes is None:
+            return None
+        points, metric = self._system.points, self._system.metric
+        kernel = self._system.kernel
+        early = pulls_early(2 * len(points), kernel, metric)
+        if early:
+            points = pulled_back(points, kernel, metric)
+        gradients = gradients_of_slopes(points, self.coef, self.triangle.slopes)
+        diagonal = metric is not None and metric.ndim == 1
+        total = sum_of_squares(
+            gradients, torch.zeros_like(points[0]), weights, diagonal
+        )
+        update = symmetric(total) if early else with_both_sides(total, kernel, metric)
+        return learned(update / mass, metric)
+
+
+def _unit_columns(like: Tensor, n: int, rows: Tensor) -> Tensor:
+    unit = like.new_zeros(n, len(rows))
+    unit[rows, torch.arange(len(rows), device=rows.device)] = 1
+    return unit
+
+
+def _allocated(system: System, limit: int) -> Triangle:
+    """Memory for a factor: a square and its slopes where they are small."""
+    points = system.points
+    n, dtype, device = len(points), points.dtype, points.device
+    whole = is_small(n, device) and 2 * n * n * dtype.itemsize <= limit
+    return Triangle(n, dtype=dtype, device=device, whole=whole)
+
+
+def _make_room(triangle: Triangle, system: System, slopes: bool) -> None:
+    radial, cpu = isinstance(system.kernel, Radial), system.points.device.type == "cpu"
+    if not (triangle.whole and slopes and radial and cpu):
+        triangle.slopes = None
+    elif triangle.slopes is None:
+        triangle.slopes = torch.empty_like(triangle.panels[0])
+
+
+def lost_share(coef: Tensor, y: Tensor) -> float:
+    r"""How much of the targets rounding can move: :math:`\epsilon \|a\| / \|y\|_{rms}`.
+
+    Outputs are sums of coefficients times numbers in ``(0, 1]``, each right to a
+    rounding error; where coefficients are large and cancel, the errors do not. On
+    tables and kernels tried in float32, outputs were off by about ten times this.
+    """
+    limits = torch.finfo(y.dtype)
+    # one question to a device, not two
+    share = coef.square().sum(0).max() / y.square().mean(0).max().clamp(min=limits.tiny)
+    return limits.eps * math.sqrt(share)
+
+
+def _size(y: Tensor) -> float:
+    """The root mean square of the largest target, and never quite zero."""
+    return math.sqrt(max(float(y.square().mean(0).max()), torch.finfo(y.dtype).tiny))
+
+
+def _with_jitter(system: System, triangle: Triangle, y: Tensor) -> DirectSolution:
+    dtype = system.points.dtype
+    jitter = 10 * torch.finfo(dtype).eps * len(system.points) ** 0.5
+    while not _factorise(system, triangle, jitter=jitter):
+        jitter *= 10
+        if not jitter < 1:
+            raise ValueError(
+                complaint(
+                    "solve",
+                    "x",
+                    "finite, with distances that the dtype can tell apart",
+                    f"a kernel matrix that stays indefinite with {jitter:g} added",
+                    "Scale the columns, or raise ridge.",
+                )
+            )
+    caution = (
+        f"K + ridge is not positive definite in {str(dtype)[6:]}; added {jitter:.1e} "
+        "to its diagonal. Raise ridge, or remove near-duplicate rows."
+    )
+    solved = Solved("cholesky", dtype, jitter=jitter, caution=caution)
+    return _finished(triangle, y, solved, system)
+
+
+def _finished(
+    triangle: Triangle, y: Tensor, solved: Solved, system: System
+) -> DirectSolution:
+    return DirectSolution(triangle.solve_(y.clone()), solved, triangle, system)
+
+
+def _factorise(system: System, triangle: Triangle, *, jitter: float = 0.0) -> bool:
+    fill_(triangle, system)
+    triangle.add_diagonal_(system.ridges + jitter if jitter else system.ridges)
+    if not triangle.factorise_():
+        return False
+    smallest = float(triangle.diagonal().min()) ** 2  # NaN, if there is one
+    # A jitter is the last resort.
+    return smallest > (0 if jitter > 0 else _smallest_pivot(system.points.dtype))
+
+
+def _smallest_pivot(dtype: torch.dtype) -> float:
+    """Below which a factor is not trusted; after float64 there is nowhere to go."""
+    return 0.0 if dtype == torch.float64 else _LOST_DIGITS * torch.finfo(dtype).eps
+
+
+def fill_(triangle: Triangle, system: System) -> None:
+    """Write a system's kernel matrix into a triangle, tile by tile."""
+    left, right = system.sides
+    if triangle.whole:
+        _fill_whole_(triangle, system.kernel, left, right)
+        return
+    height, _ = tile_shape(left.device)
+    for start, panel in zip(triangle.edges, triangle.panels, strict=False):
+        other = right[start : start + panel.shape[1]]
+        for rows in spans(len(panel), height):
+            system.kernel.values_(left[start:][rows], other, panel[rows])
+
+
+def _fill_whole_(
+    triangle: Triangle, kernel: Kernel, left: Tensor, right: Tensor
+) -> None:
+    """The same where a square is held; only up to the diagonal's tile."""
+    (square,), slopes = triangle.panels, triangle.slopes
+    atonce = left.device.type != "cpu"
+    for rows in [slice(0, len(square))] if atonce else square_spans(len(square)):
+        upto = slice(0, rows.stop)
+        tile, part, other = square[rows, upto], left[rows], right[upto]
+        if slopes is not None and isinstance(kernel, Radial):
+            kernel.values_and_slopes_(part, other, tile, slopes[rows, upto])
+        else:
+            kernel.values_(part, other, tile)
