@@ -27,7 +27,7 @@ from normalign.kernels.agop import (
     symmetric,
     with_both_sides,
 )
-from normalign.kernels.functions import Gaussian, Kernel, Laplace, Radial
+from normalign.kernels.functions import Kernel, Radial
 from normalign.kernels.gradients import gradients_of_slopes, pulled_back
 from normalign.kernels.memory import direct_bytes
 from normalign.kernels.metric import learned
@@ -102,10 +102,7 @@ def compiled_room(system: System, k: int, limit: int, *, slopes: bool) -> Room |
 
     ``slopes`` says that there will be a next metric.
     """
-    points, kernel = system.points, system.kernel
-    known = isinstance(kernel, Gaussian) or (
-        isinstance(kernel, Laplace) and kernel.exponent == 1
-    )
+    points, known = system.points, compiled.profile_of(system.kernel) is not None
     here = points.device.type == "cpu" and compiled.is_available()
     if not (known and here and 0 < k <= len(points)):
         return None

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from normalign._checks import complaint
+from normalign.kernels import compiled
 from normalign.kernels.functions import (
     Kernel,
     ProductLaplace,
@@ -36,6 +37,9 @@ __all__ = [
     "raw_gradients",
 ]
 
+# Kernel values for which a process may load compiled code: as long as it takes to
+# make them by tensors, some ten milliseconds.
+_MANY = 1 << 22
 _COLUMNS = 1 << 24  # entries of a table of outer products a_j (x_j, 1)^T held at once
 
 
@@ -72,6 +76,13 @@ def expansion_of_sides(
     left: Tensor, right: Tensor, coef: Tensor, kernel: Kernel
 ) -> Tensor:
     """The same from sides already made, for callers that ask again and again."""
+    if _is_for_compiled(left, right, kernel):
+        from normalign.kernels.compiled.expansion import sums_of_sides
+
+        out = left.new_empty(len(left), coef.shape[1])
+        for rows, sums in sums_of_sides(left, right, coef, kernel, slopes=False):
+            out[rows] = sums
+        return out
     height, width = tile_shape(left.device)
     buffer = left.new_empty(min(height, len(left)) * min(width, len(right)))
     out = left.new_zeros(len(left), coef.shape[1])
@@ -83,6 +94,16 @@ def expansion_of_sides(
             kernel.values_(part, other, tile)
             out[rows].addmm_(tile, coef[columns])
     return out
+
+
+def _is_for_compiled(left: Tensor, right: Tensor, kernel: Kernel) -> bool:
+    """Whether there is compiled code for a kernel, and work that is worth it."""
+    return (
+        left.device.type == "cpu"
+        and len(left) * len(right) >= _MANY
+        and compiled.profile_of(kernel) is not None
+        and compiled.is_available()
+    )
 
 
 def expansion_jacobian(
@@ -172,10 +193,16 @@ def _radial_gradients(
     right: Tensor,
 ) -> Iterator[tuple[slice, Tensor]]:
     (m, d), k = centers.shape, coef.shape[1]
+    table = _outer_products(coef, centers)
+    if _is_for_compiled(left, right, kernel):
+        from normalign.kernels.compiled.expansion import sums_of_sides
+
+        for rows, sums in sums_of_sides(left, right, table, kernel, slopes=True):
+            yield rows, _differences(sums.unflatten(1, (k, d + 1)), x[rows])
+        return
     height, width = tile_shape(x.device)
     size = min(height, x.shape[0]) * min(width, m)
     buffer, scratch = x.new_empty(size), x.new_empty(size)
-    table = _outer_products(coef, centers)
     sums = x.new_empty(min(height, x.shape[0]), k * (d + 1))
     for rows in spans(x.shape[0], height):
         part = left[rows]

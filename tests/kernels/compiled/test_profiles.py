@@ -1,12 +1,8 @@
 import numpy as np
 import pytest
 
-from normalign.kernels.compiled.profiles import (
-    GAUSSIAN,
-    LAPLACE,
-    _exponential,
-    profile_row,
-)
+from normalign.kernels.compiled import GAUSSIAN, LAPLACE
+from normalign.kernels.compiled.profiles import _exponential, profile_row
 
 DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 

@@ -1,15 +1,16 @@
-"""Small tables on a processor, compiled: Algorithm 1 without operations in between.
+"""Algorithm 1 on a processor, compiled: no operations in between.
 
 A table of a few hundred rows is solved in less time than it takes to call the hundred
-tensor operations of an iteration. With numba (the extra ``fast``) an iteration is two
-calls of compiled code, which fills the kernel, factorises, and sums the gradients at
-nearly the speed at which the processor multiplies; :mod:`normalign.kernels` does
-without it, more slowly, where numba is missing or a kernel is not one of those here.
+tensor operations of an iteration, and a large one is factorised at nearly the speed at
+which the processor multiplies. With numba (the extra ``fast``) an iteration is a few
+calls of compiled code, which fills the kernel, factorises, and sums the gradients;
+:mod:`normalign.kernels` does without it, more slowly, where numba is missing or a
+kernel is not one of those here.
 
 From the inside out: ``tile`` (one product in registers), ``vectors`` (plain passes),
-``products`` (tables), ``profiles`` (kernel values), ``team`` (threads), ``factor``
-(Cholesky), ``machine`` (an iteration), ``memory`` and ``solution`` (arrays and tensors
-around it).
+``products`` (tables), ``profiles`` (kernel values), ``sums`` (over centers), ``team``
+(threads), ``factor`` (Cholesky), ``learning`` (the metric), ``machine`` (an iteration);
+``memory``, ``solution`` and ``expansion`` (arrays and tensors around them).
 """
 
 from __future__ import annotations
@@ -17,7 +18,18 @@ from __future__ import annotations
 from functools import lru_cache
 from importlib.util import find_spec
 
-__all__ = ["is_available"]
+from normalign.kernels.functions import Gaussian, Kernel, Laplace
+
+__all__ = ["GAUSSIAN", "LAPLACE", "is_available", "profile_of"]
+
+LAPLACE, GAUSSIAN = 0, 1
+
+
+def profile_of(kernel: Kernel) -> int | None:
+    """The number of a kernel's profile, if there is compiled code for it."""
+    if isinstance(kernel, Laplace) and kernel.exponent == 1:
+        return LAPLACE
+    return GAUSSIAN if isinstance(kernel, Gaussian) else None
 
 
 @lru_cache(maxsize=1)

@@ -20,12 +20,10 @@ from normalign.kernels.compiled.products import (
     BLOCK,
     DEPTH,
     multiply,
-    multiply_strip,
     multiply_symmetric,
     multiply_turned,
-    sum_tile,
 )
-from normalign.kernels.compiled.profiles import profile_row
+from normalign.kernels.compiled.sums import MANY, sum_block
 from normalign.kernels.compiled.team import first_item, next_item, wait
 from normalign.kernels.compiled.tile import HEIGHT, lanes, width
 from normalign.kernels.compiled.vectors import everywhere, fused, read, write
@@ -71,13 +69,13 @@ def learn(
     rows, blocks = (n + HEIGHT - 1) // HEIGHT * HEIGHT, (n + BLOCK - 1) // BLOCK
     step, wide = len(table) // rows, (d + w - 1) // w * w
     height, long = len(points) // (strips * w), len(rows_x) // rows
-    # Of a strip's slopes, if they were not kept, as many rows as are made at a time.
-    room = 0 if len(slopes) else DEPTH * w
-    near, steep = np.empty(room, points.dtype), np.empty(room, points.dtype)
+    # Slopes that were not kept are made again, some at a time.
+    near = np.empty(0 if len(slopes) else DEPTH * MANY, points.dtype)
+    steep = np.empty_like(near)
+    tall = BLOCK if len(slopes) else MANY
     for begin in range(0, k, at_once):
         some = (begin, min(begin + at_once, k))
         count = some[1] - some[0]
-        used = (count * (d + 1) + w - 1) // w
 
         item = first_item(flags, phase, members)
         while item < blocks:
@@ -90,25 +88,25 @@ def learn(
         wait(flags, phase, members, blocks)
         phase += 1
 
+        items = (n + tall - 1) // tall
         item = first_item(flags, phase, members)
-        while item < blocks:
-            block = (item * BLOCK, min(item * BLOCK + BLOCK, n))
+        while item < items:
+            block = (item * tall, min(item * tall + tall, n))
             if len(slopes):
-                for s in range(used):
+                for s in range((count * (d + 1) + w - 1) // w):
                     multiply_symmetric(slopes, starts, n, table, sums, step, block, s)
             else:
-                for s in range(block[0] // w, (block[1] + w - 1) // w):
-                    _sum_strip(
-                        points, images, height, profile, d, n, table, sums, step,
-                        used, s, near, steep,
-                    )  # fmt: skip
+                sum_block(
+                    images, points, height, profile, True, d + 2, n, table, step, w,
+                    count * (d + 1), sums, step, block, near, steep,
+                )  # fmt: skip
             for i in range(*block):
                 _gather(
                     rows_x, i * long, sums, i * step, weights[i], d, count, i,
                     gradients, wide,
                 )  # fmt: skip
             item = next_item(flags, phase, members, item)
-        wait(flags, phase, members, blocks)
+        wait(flags, phase, members, items)
         phase += 1
 
         items = (d + HEIGHT - 1) // HEIGHT if full else wide // lanes(total)
@@ -170,31 +168,6 @@ def _spread(
         factor, target = everywhere(answer), at + (c - some[0]) * (d + 1)
         for p in range(0, d + 1, count):
             write(table, target + p, factor * read(rows_x, row + p))
-
-
-@compiled
-def _sum_strip(
-    points: Any, images: Any, height: int, profile: int, d: int, n: int, table: Any,
-    sums: Any, step: int, used: int, strip: int, near: Any, steep: Any,
-) -> None:  # fmt: skip
-    """What slopes make of the table at the points of a strip, slopes made on the way.
-
-    ``near`` and ``steep`` are room for squared distances and slopes.
-    """
-    w = width(points)
-    for begin in range(0, n, DEPTH):
-        end = min(begin + DEPTH, n)
-        multiply_strip(
-            images, points, height, near, -begin * w, d + 2, (begin, end), strip
-        )
-        part = slice(0, (end - begin) * w)
-        profile_row(profile, near[part], steep[part])
-        for column in range(0, used * w, w):
-            for i in range(strip * w, min(strip * w + w, n), HEIGHT):
-                sum_tile(
-                    begin == 0, steep, table, sums, i % w, begin * step + column,
-                    i * step + column, w, step, step, 0, end - begin,
-                )  # fmt: skip
 
 
 @compiled

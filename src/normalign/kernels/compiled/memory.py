@@ -13,14 +13,15 @@ from normalign.kernels.compiled.factor import rows_at_once
 from normalign.kernels.compiled.products import BLOCK
 from normalign.kernels.compiled.tile import HEIGHT, columns, vector_lanes
 
-__all__ = ["Layout", "Memory", "in_strips", "layout_of"]
+__all__ = ["Layout", "Memory", "in_strips", "layout_of", "whole"]
 
 # Entries that the tables of gradients may have, of however few rows: a fraction of a
 # second-level cache.
 _FEW = 1 << 18
 
 
-def _whole(count: int, unit: int) -> int:
+def whole(count: int, unit: int) -> int:
+    """A count, up to whole units."""
     return -(-count // unit) * unit
 
 
@@ -54,17 +55,17 @@ class Layout:
     @cached_property
     def rows(self) -> int:
         """Rows, up to a whole tile."""
-        return _whole(self.n, HEIGHT)
+        return whole(self.n, HEIGHT)
 
     @cached_property
     def span(self) -> int:
         """Columns of the matrix and of the targets behind it, up to a whole strip."""
-        return _whole(self.n + self.k, self.width)
+        return whole(self.n + self.k, self.width)
 
     @property
     def height(self) -> int:
         """Rows of a strip of points: two behind them, up to a whole tile."""
-        return max(_whole(self.d, HEIGHT), self.d + 2)
+        return max(whole(self.d, HEIGHT), self.d + 2)
 
     @cached_property
     def starts(self) -> np.ndarray:
@@ -79,17 +80,17 @@ class Layout:
     @property
     def groups(self) -> int:
         """Groups of outputs of which a row has one vector."""
-        return _whole(self.k, self.lanes) // self.lanes
+        return whole(self.k, self.lanes) // self.lanes
 
     @property
     def wide(self) -> int:
         """Columns, up to a whole strip."""
-        return _whole(self.d, self.width)
+        return whole(self.d, self.width)
 
     @property
     def long(self) -> int:
         """A row of points with a one behind it: products with both are one."""
-        return max(_whole(self.d + 1, self.lanes), self.wide)
+        return max(whole(self.d + 1, self.lanes), self.wide)
 
     @cached_property
     def at_once(self) -> int:
@@ -104,11 +105,11 @@ class Layout:
     @cached_property
     def step(self) -> int:
         """A row of the tables: whole vectors are written, the last over its end."""
-        return _whole(self.at_once * (self.d + 1), self.width) + self.lanes
+        return whole(self.at_once * (self.d + 1), self.width) + self.lanes
 
     def total(self, full: bool) -> int:
         """Entries of the sum of gradients' outer products, or of their squares."""
-        return _whole(self.d, HEIGHT) * self.wide if full else self.wide
+        return whole(self.d, HEIGHT) * self.wide if full else self.wide
 
     def bytes(self, *, full: bool, slopes: bool, learns: bool = True) -> int:
         """Of everything: matrix and slopes, points, metrics, tables of gradients.

@@ -17,8 +17,10 @@ from typing import Any
 from normalign.kernels.compiled.compiling import compiled
 from normalign.kernels.compiled.tile import (
     HEIGHT,
+    add_narrow,
     add_tile,
     add_turned,
+    set_narrow,
     set_tile,
     subtract_tile,
     width,
@@ -32,6 +34,7 @@ __all__ = [
     "multiply_symmetric",
     "multiply_turned",
     "subtract_strip",
+    "sum_narrow",
     "sum_tile",
 ]
 
@@ -49,6 +52,18 @@ def sum_tile(
         set_tile(a, b, c, at_a, at_b, at_c, step_a, step_b, step_c, begin, end)
     else:
         add_tile(a, b, c, at_a, at_b, at_c, step_a, step_b, step_c, begin, end)
+
+
+@compiled
+def sum_narrow(
+    fresh: bool, a: Any, b: Any, c: Any, at_a: int, at_b: int, at_c: int,
+    step_a: int, step_b: int, step_c: int, begin: int, end: int,
+) -> None:  # fmt: skip
+    """The same for as many columns as a vector has numbers."""
+    if fresh:
+        set_narrow(a, b, c, at_a, at_b, at_c, step_a, step_b, step_c, begin, end)
+    else:
+        add_narrow(a, b, c, at_a, at_b, at_c, step_a, step_b, step_c, begin, end)
 
 
 @compiled

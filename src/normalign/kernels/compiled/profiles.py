@@ -13,11 +13,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import overload
 
+from normalign.kernels.compiled import LAPLACE
 from normalign.kernels.compiled.compiling import compiled, instruction
 
-__all__ = ["GAUSSIAN", "LAPLACE", "profile_row"]
-
-LAPLACE, GAUSSIAN = 0, 1
+__all__ = ["profile_row"]
 
 
 @instruction

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from normalign.kernels.compiled import profile_of
 from normalign.kernels.compiled.factor import (
     blocks_of,
     forward_substitute,
@@ -18,23 +19,15 @@ from normalign.kernels.compiled.factor import (
 from normalign.kernels.compiled.learning import learn, learn_phases
 from normalign.kernels.compiled.machine import recur, solve, solve_phases
 from normalign.kernels.compiled.memory import Memory
-from normalign.kernels.compiled.profiles import GAUSSIAN, LAPLACE
 from normalign.kernels.compiled.team import team_size, together
-from normalign.kernels.functions import Gaussian, Kernel, Laplace
+from normalign.kernels.functions import Kernel
 from normalign.kernels.system import Solved
 
-__all__ = ["CompiledSolution", "Problem", "last_of", "profile_of", "solved"]
+__all__ = ["CompiledSolution", "Problem", "last_of", "solved"]
 
 # Operations of one call, which nobody can interrupt: a fraction of a second.
 _AT_ONCE = 4e10
 _ASIDE = 1 << 26  # bytes of columns that are solved for at a time
-
-
-def profile_of(kernel: Kernel) -> int | None:
-    """The number of a kernel's profile, if there is compiled code for it."""
-    if isinstance(kernel, Laplace) and kernel.exponent == 1:
-        return LAPLACE
-    return GAUSSIAN if isinstance(kernel, Gaussian) else None
 
 
 def _array(tensor: Tensor) -> np.ndarray:

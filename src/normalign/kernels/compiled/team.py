@@ -36,7 +36,15 @@ from numba import types
 
 from normalign.kernels.compiled.compiling import compiled, instruction, remembered
 
-__all__ = ["first_item", "give_up", "next_item", "team_size", "together", "wait"]
+__all__ = [
+    "first_item",
+    "give_up",
+    "next_item",
+    "team_size",
+    "threads",
+    "together",
+    "wait",
+]
 
 _LINE = 8  # integers of a cache line: no two flags share one
 _GIVEN_UP = 0
@@ -196,9 +204,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_helpers.clear)
 
 
+def threads() -> int:
+    """How many members there may be: as many threads as torch may use."""
+    return torch.get_num_threads() if _POSIX else 1
+
+
 def team_size(n: int) -> int:
-    """How many members pay for a table of ``n`` rows, of the threads torch may use."""
-    return max(min(torch.get_num_threads(), n // _ROWS_EACH), 1) if _POSIX else 1
+    """How many members pay for a table of ``n`` rows."""
+    return max(min(threads(), n // _ROWS_EACH), 1)
 
 
 def together(work: Callable[[int, Any], Any], members: int, phases: int) -> Any:

@@ -30,12 +30,14 @@ from normalign.kernels.compiled.compiling import instruction
 
 __all__ = [
     "HEIGHT",
+    "add_narrow",
     "add_tile",
     "add_turned",
     "columns",
     "divide_tile",
     "factorise_tile",
     "lanes",
+    "set_narrow",
     "set_tile",
     "solve_narrow",
     "subtract_narrow",
@@ -131,6 +133,8 @@ set_tile = _product("nothing")
 add_tile = _product("plus")
 subtract_tile = _product("minus")
 add_turned = _product("plus", turned=True)
+set_narrow = _product("nothing", vectors=1)
+add_narrow = _product("plus", vectors=1)
 subtract_narrow = _product("minus", vectors=1, turned=True)
 
 
