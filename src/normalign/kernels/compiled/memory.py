@@ -42,12 +42,12 @@ class Layout:
     k: int
     itemsize: int
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Columns of a strip."""
         return columns(self.itemsize)
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         """Numbers of a vector."""
         return vector_lanes(self.itemsize)
@@ -62,7 +62,7 @@ class Layout:
         """Columns of the matrix and of the targets behind it, up to a whole strip."""
         return whole(self.n + self.k, self.width)
 
-    @property
+    @cached_property
     def height(self) -> int:
         """Rows of a strip of points: two behind them, up to a whole tile."""
         return max(whole(self.d, HEIGHT), self.d + 2)
@@ -77,17 +77,17 @@ class Layout:
         heights = np.minimum((places // BLOCK + 1) * BLOCK, self.rows)
         return np.concatenate([[0], np.cumsum(heights * self.width)]).astype(np.int64)
 
-    @property
+    @cached_property
     def groups(self) -> int:
         """Groups of outputs of which a row has one vector."""
         return whole(self.k, self.lanes) // self.lanes
 
-    @property
+    @cached_property
     def wide(self) -> int:
         """Columns, up to a whole strip."""
         return whole(self.d, self.width)
 
-    @property
+    @cached_property
     def long(self) -> int:
         """A row of points with a one behind it: products with both are one."""
         return max(whole(self.d + 1, self.lanes), self.wide)
@@ -111,6 +111,18 @@ class Layout:
         """Entries of the sum of gradients' outer products, or of their squares."""
         return whole(self.d, HEIGHT) * self.wide if full else self.wide
 
+    @cached_property
+    def _usual(self) -> int:
+        """Entries of what every machine has beside its matrix, but for a metric."""
+        answers = self.groups * self.rows * self.lanes
+        return 2 * self.height * self.span + rows_at_once(self.n) ** 2 + answers
+
+    @cached_property
+    def _tables(self) -> int:
+        """Entries of what gradients are made of, but for their total."""
+        each = self.rows * (self.long + 2 * self.step)
+        return each + self.n * self.at_once * self.wide
+
     def bytes(self, *, full: bool, slopes: bool, learns: bool = True) -> int:
         """Of everything: matrix and slopes, points, metrics, tables of gradients.
 
@@ -123,12 +135,10 @@ class Layout:
         learns : bool, default=True
             Whether there will be a next metric.
         """
-        entries = int(self.starts[-1]) * (1 + slopes) + 2 * self.height * self.span
-        entries += rows_at_once(self.n) ** 2 + self.groups * self.rows * self.lanes
+        entries = int(self.starts[-1]) * (1 + slopes) + self._usual
         entries += self.d * self.wide if full else self.d
         if learns:
-            entries += self.rows * (self.long + 2 * self.step) + self.total(full)
-            entries += self.n * self.at_once * self.wide
+            entries += self._tables + self.total(full)
         return entries * self.itemsize
 
 
