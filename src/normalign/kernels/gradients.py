@@ -33,6 +33,7 @@ __all__ = [
     "expansion",
     "expansion_jacobian",
     "gradients_of_slopes",
+    "is_for_compiled",
     "pulled_back",
     "raw_gradients",
 ]
@@ -76,7 +77,7 @@ def expansion_of_sides(
     left: Tensor, right: Tensor, coef: Tensor, kernel: Kernel
 ) -> Tensor:
     """The same from sides already made, for callers that ask again and again."""
-    if _is_for_compiled(left, right, kernel):
+    if is_for_compiled(left, right, kernel):
         from normalign.kernels.compiled.expansion import sums_of_sides
 
         out = left.new_empty(len(left), coef.shape[1])
@@ -96,7 +97,7 @@ def expansion_of_sides(
     return out
 
 
-def _is_for_compiled(left: Tensor, right: Tensor, kernel: Kernel) -> bool:
+def is_for_compiled(left: Tensor, right: Tensor, kernel: Kernel) -> bool:
     """Whether there is compiled code for a kernel, and work that is worth it."""
     return (
         left.device.type == "cpu"
@@ -194,7 +195,7 @@ def _radial_gradients(
 ) -> Iterator[tuple[slice, Tensor]]:
     (m, d), k = centers.shape, coef.shape[1]
     table = _outer_products(coef, centers)
-    if _is_for_compiled(left, right, kernel):
+    if is_for_compiled(left, right, kernel):
         from normalign.kernels.compiled.expansion import sums_of_sides
 
         for rows, sums in sums_of_sides(left, right, table, kernel, slopes=True):

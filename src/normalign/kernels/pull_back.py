@@ -21,6 +21,8 @@ from normalign.kernels.functions import Kernel, Radial, middle
 from normalign.kernels.gradients import (
     expansion,
     expansion_jacobian,
+    expansion_of_sides,
+    is_for_compiled,
     pulled_back,
 )
 from normalign.kernels.tiles import spans, tile_shape
@@ -32,6 +34,7 @@ Cotangent = Callable[[Tensor, slice], Tensor]
 
 # Bytes of slopes that wait.
 _CPU_WAITING, _DEVICE_WAITING = 1 << 25, 1 << 31
+_COMPILED_ROWS = 1 << 13  # of which compiled code is asked for at a time
 
 
 @dataclass(frozen=True)
@@ -119,10 +122,13 @@ def pull_back(
     placed = x - columns.shift
     left, _ = kernel.sides(placed, columns.metric)
     (n, d), (m, k) = x.shape, columns.coef.shape
+    outputs, gradient = x.new_empty(n, k), x.new_empty(n, d)
+    if is_for_compiled(left, columns.right, kernel):
+        _compiled_pull_back(placed, left, columns, cotangent, outputs, gradient)
+        return outputs, pulled_back(gradient, kernel, columns.metric)
     height = _height(x, m)
     waiting = x.new_empty(min(height, n) * m)
     values = x.new_empty(min(height, n) * min(tile_shape(x.device)[1], m))
-    outputs, gradient = x.new_empty(n, k), x.new_empty(n, d)
     for rows in spans(n, height):
         slopes = waiting[: (rows.stop - rows.start) * m].view(-1, m)
         outputs[rows] = _values_and_slopes(left[rows], columns, kernel, values, slopes)
@@ -130,6 +136,29 @@ def pull_back(
         sums = _weighted(slopes, columns, direction, values)
         gradient[rows] = torch.addcmul(sums[:, :d], sums[:, d:], placed[rows], value=-1)
     return outputs, pulled_back(gradient, kernel, columns.metric)
+
+
+def _compiled_pull_back(
+    placed: Tensor,
+    left: Tensor,
+    columns: Columns,
+    cotangent: Cotangent,
+    outputs: Tensor,
+    gradient: Tensor,
+) -> None:
+    """The same by compiled code, which makes slopes again and lets none wait."""
+    from normalign.kernels.compiled.expansion import sums_of_sides
+
+    kernel, coef, d = columns.kernel, columns.coef, placed.shape[1]
+    for rows in spans(len(left), _COMPILED_ROWS):
+        outputs[rows] = expansion_of_sides(left[rows], columns.right, coef, kernel)
+        mixed = cotangent(outputs[rows], rows), coef
+        for some, sums in sums_of_sides(
+            left[rows], columns.right, columns.moments, kernel, slopes=True, mixed=mixed
+        ):
+            gradient[rows][some] = torch.addcmul(
+                sums[:, :d], sums[:, d:], placed[rows][some], value=-1
+            )
 
 
 def _height(x: Tensor, m: int) -> int:

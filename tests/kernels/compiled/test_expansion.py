@@ -1,14 +1,26 @@
 """Compiled expansions are those of tensors, at any number of rows and columns."""
 
+import sys
+
 import pytest
 import torch
 
-from normalign.kernels import Gaussian, Laplace, agop, expansion, gradients
+from normalign.kernels import (
+    Columns,
+    Gaussian,
+    Laplace,
+    agop,
+    expansion,
+    gradients,
+    pull_back,
+)
 from normalign.kernels.compiled import expansion as compiled_expansion
 from normalign.kernels.compiled import team
 from normalign.kernels.compiled.expansion import sums_of_sides
 from tests.kernels.cases import DOUBLE, metric, naive_kernel, points
 
+# a function of the package has the name of the module
+pulling = sys.modules["normalign.kernels.pull_back"]
 KERNELS = pytest.mark.parametrize("kernel", [Laplace(2.0), Gaussian(3.0)], ids=repr)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 SHAPES = [(1, 1, 1, 1), (5, 300, 4, 2), (130, 33, 3, 17), (257, 520, 11, 40)]
@@ -94,6 +106,39 @@ def test_the_metric_that_is_learned_is_the_same_by_tensors(
 
 def test_few_values_load_no_compiled_code():
     one, many = torch.ones(10, 4), torch.ones(1 << 20, 4)
-    assert not gradients._is_for_compiled(one, one, Laplace())
-    assert gradients._is_for_compiled(one, many, Laplace())
-    assert not gradients._is_for_compiled(one, many, Laplace(exponent=0.5))
+    assert not gradients.is_for_compiled(one, one, Laplace())
+    assert gradients.is_for_compiled(one, many, Laplace())
+    assert not gradients.is_for_compiled(one, many, Laplace(exponent=0.5))
+
+
+@pytest.mark.usefixtures("_members")
+@DTYPES
+@pytest.mark.parametrize("kind", ["identity", "diagonal", "full"])
+@pytest.mark.parametrize("k", [1, 2, 19])
+@KERNELS
+def test_one_gradient_at_each_row_is_that_of_tensors(
+    kernel, k, kind, dtype, monkeypatch
+):
+    x, z = points(150, 3, dtype=dtype), points(300, 3, seed=1, dtype=dtype)
+    z[:20] = x[:20]
+    seen = metric(kind, 3)
+    columns = Columns.of(
+        z, points(300, k, seed=2, dtype=dtype), kernel,
+        metric=None if seen is None else seen.to(dtype),
+    )  # fmt: skip
+    asked = []
+
+    def cotangent(outputs, rows):
+        asked.append(rows)
+        return torch.cos(outputs)
+
+    wanted = pull_back(x, columns, cotangent)
+    asked.clear()
+    monkeypatch.setattr(gradients, "_MANY", 0)
+    monkeypatch.setattr(pulling, "_COMPILED_ROWS", 130)
+    found = pull_back(x, columns, cotangent)
+    assert [(rows.start, rows.stop) for rows in asked] == [(0, 130), (130, 150)]
+    near = 1e-10 if dtype == DOUBLE else 1e-3
+    for one, other in zip(found, wanted, strict=True):
+        size = float(other.abs().max())
+        torch.testing.assert_close(one, other, rtol=0, atol=near * size)

@@ -24,7 +24,13 @@ _ROWS = 1 << 13  # of points, at most, so that what is made of them stays small
 
 
 def sums_of_sides(
-    left: Tensor, right: Tensor, table: Tensor, kernel: Kernel, *, slopes: bool
+    left: Tensor,
+    right: Tensor,
+    table: Tensor,
+    kernel: Kernel,
+    *,
+    slopes: bool,
+    mixed: tuple[Tensor, Tensor] | None = None,
 ) -> Iterator[tuple[slice, Tensor]]:
     """Yield ``(rows, sums)``: what values or slopes of some rows make of a table.
 
@@ -36,6 +42,8 @@ def sums_of_sides(
         A row for each column of the kernel matrix.
     slopes : bool
         Whether slopes are summed, or else values.
+    mixed : (Tensor of shape (n, k), Tensor of shape (m, k)), optional
+        Whose products are factors of the slopes.
 
     Yields
     ------
@@ -46,16 +54,19 @@ def sums_of_sides(
     w = columns(left.dtype.itemsize)
     (n, height), (m, count) = left.shape, table.shape
     centers, factors = _strips(right.T, w), _strips(table, w)
+    towards, coef = (left[:, :0], right[:, :0]) if mixed is None else mixed
+    k, mixing = coef.shape[1], _strips(coef.T, w)
     profile, step = profile_of(kernel), whole(count, w)
     size = min(max(_AT_ONCE // max(m, 1) // MANY * MANY, MANY), _ROWS)
     sums = np.empty((whole(min(size, n), HEIGHT), step), factors.dtype)
     into = sums.reshape(-1)
     for rows in spans(n, size):
-        points, here = _strips(left[rows].T, w), rows.stop - rows.start
+        points, ways = _strips(left[rows].T, w), _strips(towards[rows].T, w)
+        here = rows.stop - rows.start
         together(
-            lambda members, flags, points=points, here=here: expand(
-                centers, points, height, profile, slopes, here, m, factors, count,
-                into, step, 0, members, flags,
+            lambda members, flags, points=points, ways=ways, here=here: expand(
+                centers, points, height, profile, slopes, here, m, mixing, ways, k,
+                factors, count, into, step, 0, members, flags,
             ),
             min(threads(), whole(here, MANY) // MANY),
             1,

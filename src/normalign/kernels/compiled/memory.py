@@ -241,5 +241,6 @@ class Memory:
 
 def in_strips(table: np.ndarray, width: int) -> np.ndarray:
     """A table of whole strips, strip after strip."""
-    strips = table.reshape(len(table), -1, width).swapaxes(0, 1)
+    height, span = table.shape
+    strips = table.reshape(height, span // width, width).swapaxes(0, 1)
     return np.ascontiguousarray(strips).reshape(-1)

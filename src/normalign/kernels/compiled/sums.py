@@ -3,8 +3,9 @@ r"""Sums over all centers of what a kernel makes of their distances.
 .. math:: S_{ic} = \sum_p \kappa(u_{ip}) \, T_{pc}
 
 With values of the kernel these are the outputs of an expansion, with slopes what its
-gradients are made of. No matrix is held: of a strip of points and some rows of centers
-the distances are made, turned into values and multiplied while they are near.
+gradients are made of, and with slopes times :math:`a_p \cdot v_i` what one gradient
+at each point is made of. No matrix is held: of some points and some centers distances
+are made, turned into values and multiplied while they are near.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from normalign.kernels.compiled.products import (
 from normalign.kernels.compiled.profiles import profile_row
 from normalign.kernels.compiled.team import first_item, next_item, wait
 from normalign.kernels.compiled.tile import HEIGHT, lanes, width
+from normalign.kernels.compiled.vectors import read, write
 
 __all__ = ["MANY", "expand", "sum_block"]
 
@@ -33,8 +35,8 @@ MANY = 128
 @remembered
 def expand(
     centers: Any, points: Any, height: int, profile: int, steep: bool, n: int, m: int,
-    table: Any, columns: int, sums: Any, step: int, phase: int, members: int,
-    flags: Any,
+    coef: Any, directions: Any, k: int, table: Any, columns: int, sums: Any, step: int,
+    phase: int, members: int, flags: Any,
 ) -> None:  # fmt: skip
     """Sums at all points; one phase.
 
@@ -46,6 +48,8 @@ def expand(
         Whether slopes are summed, or else values.
     n, m : int
         Points and centers.
+    coef, directions : strips of ``k`` rows, a column for each center and each point
+        Whose products are factors of the slopes, if ``k`` is not zero.
     table : strips of m rows
         Of which ``columns`` columns are wanted.
     sums : rows of ``step`` numbers, one for each point, up to a whole tile
@@ -53,12 +57,13 @@ def expand(
     w, items = width(points), (n + MANY - 1) // MANY
     near = np.empty(DEPTH * MANY, points.dtype)
     slopes = np.empty_like(near)
+    mixed = np.empty(DEPTH * w if k else 0, points.dtype)
     item = first_item(flags, phase, members)
     while item < items:
         block = (item * MANY, min(item * MANY + MANY, n))
         sum_block(
-            centers, points, height, profile, steep, height, m, table, w, m * w,
-            columns, sums, step, block, near, slopes,
+            centers, points, height, profile, steep, height, m, coef, directions, k,
+            table, w, m * w, columns, sums, step, block, near, slopes, mixed,
         )  # fmt: skip
         item = next_item(flags, phase, members, item)
     wait(flags, phase, members, items)
@@ -67,14 +72,16 @@ def expand(
 @compiled
 def sum_block(
     centers: Any, points: Any, height: int, profile: int, steep: bool, depth: int,
-    m: int, table: Any, step_t: int, wide_t: int, columns: int, sums: Any, step: int,
-    block: tuple[int, int], near: Any, slopes: Any,
+    m: int, coef: Any, directions: Any, k: int, table: Any, step_t: int, wide_t: int,
+    columns: int, sums: Any, step: int, block: tuple[int, int], near: Any, slopes: Any,
+    mixed: Any,
 ) -> None:  # fmt: skip
     """Sums at a block of points, ``MANY`` or fewer, from a whole strip on.
 
     ``depth`` is how many rows of centers and points are multiplied; ``step_t`` the
     distance of rows of the table and ``wide_t`` that of a strip's width of columns;
-    ``near`` and ``slopes`` room for ``DEPTH`` times as many numbers.
+    ``near`` and ``slopes`` room for ``DEPTH`` times as many numbers, ``mixed`` for as
+    many of a strip, if ``k`` is not zero.
     """
     w, count = width(points), lanes(points)
     for begin in range(0, m, DEPTH):
@@ -86,6 +93,12 @@ def sum_block(
             )
             part = slice(start, start + (end - begin) * w)
             profile_row(profile, near[part], slopes[part])
+            if k:
+                multiply_strip(
+                    coef, directions, k, mixed, -begin * w, k, (begin, end), s
+                )
+                for q in range(0, (end - begin) * w, count):
+                    write(slopes, start + q, read(slopes, start + q) * read(mixed, q))
         factors = slopes if steep else near
         for column in range(0, columns, w):
             at_b = begin * step_t + column // w * wide_t
