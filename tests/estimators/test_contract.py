@@ -20,7 +20,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from normalign.estimators import (
     RFAMClassifier,
+    RFAMClassifierCV,
     RFAMRegressor,
+    RFAMRegressorCV,
     RFMClassifier,
     RFMRegressor,
     as_torch,
@@ -171,6 +173,30 @@ def test_a_machine_from_a_gpu_answers_on_a_machine_without_one():
     if not torch.cuda.is_available():
         state.device_ = "cuda:0"
     np.testing.assert_allclose(state.predict_proba(FRESH), machine.predict_proba(FRESH))
+
+
+@pytest.mark.parametrize("kind", [*ESTIMATORS, RFAMClassifierCV, RFAMRegressorCV])
+def test_unknown_parameters_are_refused_in_the_name_of_the_class_that_was_called(kind):
+    words = rf"^{kind.__name__}\.__init__\(\) got an unexpected .*'width'"
+    with pytest.raises(TypeError, match=words):
+        kind(width=1.0)
+    with pytest.raises(TypeError, match=rf"^{kind.__name__}\.__init__\(\) takes 1"):
+        kind("laplace")
+    with pytest.raises(ValueError, match=rf"'width' for estimator {kind.__name__}\("):
+        kind().set_params(width=1.0)
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_a_subclass_may_have_a_constructor_of_its_own(kind):
+    class Narrow(kind):
+        def __init__(self, *, ridge=0.5, note=""):
+            super().__init__(ridge=ridge, bandwidth=2.0, n_iter=1)
+            self.note = note
+
+    machine = clone(Narrow(note="mine")).fit(X, answers(kind))
+    plain = kind(ridge=0.5, bandwidth=2.0, n_iter=1).fit(X, answers(kind))
+    np.testing.assert_array_equal(machine.predict(FRESH), plain.predict(FRESH))
+    assert set(machine.get_params()) == {"ridge", "note"}
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)

@@ -219,6 +219,38 @@ def test_no_class_is_said_to_be_missing_where_none_is(scoring, error, columns):
 
 
 @pytest.mark.parametrize(
+    "scoring", ["neg_log_loss", lambda machine, x, y: machine.accuracy]
+)
+def test_what_a_machine_does_not_have_for_a_scorer_is_said_in_the_house_form(scoring):
+    machine = RFAMRegressorCV(**SMALL, cv=2, scoring=scoring)
+    words = "^RFAMRegressorCV: scoring must .*one that says: '?RFAMRegressorCV'? .* att"
+    with pytest.raises(ValueError, match=words):
+        machine.fit(X, NUMBERS)
+
+
+def test_complaints_about_a_single_fold_are_made_in_the_name_of_the_search():
+    # without its first row this table is too small for any unit
+    table = np.array([[1.0], [1e-250], *[[0.0]] * 6])
+    words = "^RFAMRegressorCV: X must be spread over"
+    with pytest.raises(ValueError, match=words):
+        RFAMRegressorCV(**SMALL, cv=4).fit(table, np.arange(8.0))
+
+
+@pytest.mark.parametrize(("kind", "plain"), KINDS)
+def test_a_subclass_with_a_constructor_of_its_own_is_searched_with_its_parameters(
+    kind, plain
+):
+    class Narrow(kind):
+        def __init__(self, *, random_state=0, note=""):
+            super().__init__(**SMALL, cv=2, bandwidth=2.0, random_state=random_state)
+            self.note = note
+
+    machine = clone(Narrow(note="mine")).fit(X, answers(kind))
+    refit = plain(**machine.best_params_, bandwidth=2.0).fit(X, answers(kind))
+    np.testing.assert_array_equal(machine.predict(X), refit.predict(X))
+
+
+@pytest.mark.parametrize(
     "scoring", ["neg_max_error", lambda machine, x, y: 0.0], ids=["name", "callable"]
 )
 def test_a_scorer_that_takes_no_weights_is_refused_with_weights(scoring):

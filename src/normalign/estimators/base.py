@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Self
+from types import FunctionType
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -39,7 +40,14 @@ from normalign.estimators.problem import Problem, held_out_rows
 from normalign.estimators.targets import Answers
 from normalign.kernels import Iteration, Solver
 
-__all__ = ["KernelMachine", "two_seeds", "unchanged_on_failure"]
+__all__ = [
+    "KernelMachine",
+    "constructed_by_name",
+    "two_seeds",
+    "unchanged_on_failure",
+]
+
+_Kind = TypeVar("_Kind")
 
 # Rows that temperatures are fitted on: what they cost is then below the solve's cost.
 _CALIBRATION_ROWS = 500
@@ -351,6 +359,34 @@ class _WatchedRecipe(Recipe):
         """Algorithm 1 on these rows, every iteration of it."""
         plain = super().iterations(x, y, weights, seed, metric=metric)
         yield from tqdm(plain, total=self.n_iter + 1, desc=self.title)
+
+
+def constructed_by_name(kind: type[_Kind]) -> type[_Kind]:
+    """Give a class the constructor that it inherits, under its own name.
+
+    Python complains of unknown parameters in the name of the function that it called,
+    and the classes in which these stand are known to nobody.
+
+    Examples
+    --------
+    >>> class Base:
+    ...     def __init__(self, *, size=1): ...
+    >>> constructed_by_name(type("Public", (Base,), {})).__init__.__qualname__
+    'Public.__init__'
+    """
+    inherited: Any = kind.__init__
+    own = FunctionType(
+        inherited.__code__,
+        inherited.__globals__,
+        inherited.__name__,
+        inherited.__defaults__,
+        inherited.__closure__,
+    )
+    own.__kwdefaults__, own.__doc__ = inherited.__kwdefaults__, inherited.__doc__
+    own.__annotations__ = inherited.__annotations__
+    own.__qualname__ = f"{kind.__qualname__}.__init__"
+    kind.__init__ = own
+    return kind
 
 
 @contextmanager

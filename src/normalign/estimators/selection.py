@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from inspect import signature
 from numbers import Integral
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ from tqdm import tqdm
 
 from normalign._checks import complaint, require, require_kind
 from normalign.estimators.arrays import Origin, checked_features, checked_weights
-from normalign.estimators.base import unchanged_on_failure
+from normalign.estimators.base import constructed_by_name, unchanged_on_failure
 from normalign.estimators.candidates import (
     best_candidate,
     check_candidates,
@@ -40,8 +41,6 @@ __all__ = ["RFAMClassifierCV", "RFAMRegressorCV"]
 
 # The last of the time is for the fit on all rows.
 _SEARCH_SHARE = 0.75
-
-_OWN = ("ridges", "identity_weights", "cv", "scoring")
 
 
 class _Selecting:
@@ -146,8 +145,9 @@ class _Selecting:
 
     def _fresh(self, **changes: Any) -> Any:
         """A plain estimator with the parameters that are not searched over."""
-        given: dict[str, Any] = self.get_params(deep=False)  # type: ignore[attr-defined]
-        shared = {name: value for name, value in given.items() if name not in _OWN}
+        # Of a subclass with a constructor of its own, too, whose parameters are others.
+        wanted = signature(self._plain).parameters
+        shared = {name: value for name, value in vars(self).items() if name in wanted}
         # It complains in the name of the estimator that the caller knows.
         kind = type(type(self).__name__, (self._plain,), {})
         return kind(**{**shared, "time_limit_s": None, "verbose": 0, **changes})
@@ -274,6 +274,7 @@ def _plain_answers(answers: Answers) -> np.ndarray:
     return columns[0] if answers.flat else side_by_side(columns)
 
 
+@constructed_by_name
 class RFAMClassifierCV(_Selecting, RFAMClassifier):  # type: ignore[misc]
     r"""Classifier that chooses its own ridge, iteration and identity weight.
 
@@ -347,6 +348,7 @@ class RFAMClassifierCV(_Selecting, RFAMClassifier):  # type: ignore[misc]
     _plain = RFAMClassifier
 
 
+@constructed_by_name
 class RFAMRegressorCV(_Selecting, RFAMRegressor):  # type: ignore[misc]
     r"""Regressor that chooses its own ridge, iteration and identity weight.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,12 @@ class _RegressorView(RFAMRegressor):
     _left_out: Callable[[], tuple[Any, ...]]
 
 
+@lru_cache(maxsize=16)
+def _named(kind: type, name: str) -> Any:
+    """A view that complains, and is shown to scorers, under a name the caller knows."""
+    return type(name, (kind,), {})
+
+
 def scored_trajectory(job: TrajectoryJob) -> Trajectory:
     """Run the recursion of a plain estimator on a fold and score every iteration.
 
@@ -137,8 +144,8 @@ def scored_trajectory(job: TrajectoryJob) -> Trajectory:
 
 def _views(job: TrajectoryJob) -> Iterator[Any]:
     """The estimator after each iteration, fitted as far as scoring needs it."""
-    kind: Any = _ClassifierView if job.classes else _RegressorView
-    view = kind(**job.parameters)
+    kind = _ClassifierView if job.classes else _RegressorView
+    view = _named(kind, job.callee)(**job.parameters)
     table, y, weights = job.fold.train
     answers = view._answers(y, len(table), None)
     problem = view._problem(table, answers, weights, Origin())
@@ -230,7 +237,7 @@ def _asked(scorer: Callable[..., Any], view: Any, job: TrajectoryJob) -> float:
     more = {} if weights is None else {"sample_weight": weights}
     try:
         return float(scorer(view, x, y, **more))
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         rule = "a scorer that gives one number for every split"
         remedy = "Call it on a machine fitted to that split to see why."
         if weights is not None and "sample_weight" in str(error):
