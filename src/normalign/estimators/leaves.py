@@ -19,6 +19,7 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from normalign.estimators.problem import same_rows
 from normalign.kernels import Iteration, Kernel, Solver, initial_metric
 from normalign.kernels.memory import available_bytes
 from normalign.kernels.recursion import iterate
@@ -269,8 +270,7 @@ def _record(iteration: Iteration, left_out: np.ndarray | None) -> FittedLeaf:
     machine, outputs = iteration.machine, None
     if left_out is not None and iteration.solved.solver == "cg":
         # each costs as many products as a solve
-        some = np.random.default_rng(0).permutation(left_out)[:_LEFT_OUT_BY_PRODUCTS]
-        left_out = np.sort(some)
+        left_out = left_out[same_rows(len(left_out), _LEFT_OUT_BY_PRODUCTS)]
     if left_out is not None:
         rows = torch.as_tensor(left_out, device=machine.coef.device)
         outputs = iteration.left_out(rows).cpu().double().numpy()

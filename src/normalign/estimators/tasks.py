@@ -71,10 +71,9 @@ class KernelClassifier(ClassifierMixin, KernelMachine):
         .. math:: p_c(x) = e^{t f_c(x)} / \sum_{c'} e^{t f_{c'}(x)}
 
         The temperature t makes the labels of at most 500 training rows (the same ones
-        in every fit of a whole table) most likely, each under the machine fitted
-        without it (in closed form, with the metric held fixed), or those of the rows
-        kept apart by ``validation_fraction``. It does not change which class is the
-        likeliest.
+        in every fit) most likely, each under the machine fitted without it (in closed
+        form, with the metric held fixed), or those of the rows kept apart by
+        ``validation_fraction``. It does not change which class is the likeliest.
 
         The metric and the intercept (the shares of the classes) have still seen the
         row. Where few rows have noisy labels the probabilities are therefore too sure:
