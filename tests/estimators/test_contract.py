@@ -176,7 +176,7 @@ def test_a_machine_from_a_gpu_answers_on_a_machine_without_one():
 
 
 @pytest.mark.parametrize("kind", [*ESTIMATORS, RFAMClassifierCV, RFAMRegressorCV])
-def test_unknown_parameters_are_refused_in_the_name_of_the_class_that_was_called(kind):
+def test_wrong_calls_are_refused_in_the_name_of_the_class_that_was_called(kind):
     words = rf"^{kind.__name__}\.__init__\(\) got an unexpected .*'width'"
     with pytest.raises(TypeError, match=words):
         kind(width=1.0)
@@ -184,6 +184,10 @@ def test_unknown_parameters_are_refused_in_the_name_of_the_class_that_was_called
         kind("laplace")
     with pytest.raises(ValueError, match=rf"'width' for estimator {kind.__name__}\("):
         kind().set_params(width=1.0)
+    with pytest.raises(TypeError, match=rf"^{kind.__name__}\.fit\(\) missing .*'y'"):
+        kind().fit(X)
+    with pytest.raises(TypeError, match=rf"^{kind.__name__}\.predict\(\) got an"):
+        kind().predict(X, return_std=True)
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)

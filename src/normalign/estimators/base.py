@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from inspect import getattr_static
 from types import FunctionType
 from typing import Any, Self, TypeVar
 
@@ -42,9 +43,9 @@ from normalign.kernels import Iteration, Solver
 
 __all__ = [
     "KernelMachine",
-    "constructed_by_name",
     "two_seeds",
     "unchanged_on_failure",
+    "under_its_own_name",
 ]
 
 _Kind = TypeVar("_Kind")
@@ -361,32 +362,42 @@ class _WatchedRecipe(Recipe):
         yield from tqdm(plain, total=self.n_iter + 1, desc=self.title)
 
 
-def constructed_by_name(kind: type[_Kind]) -> type[_Kind]:
-    """Give a class the constructor that it inherits, under its own name.
+def under_its_own_name(kind: type[_Kind]) -> type[_Kind]:
+    """Give a class what it inherits from this package under its own name.
 
-    Python complains of unknown parameters in the name of the function that it called,
-    and the classes in which these stand are known to nobody.
+    Python complains of unknown and of missing arguments in the name of the function
+    that it called, and the classes in which these stand are known to nobody.
 
     Examples
     --------
-    >>> class Base:
-    ...     def __init__(self, *, size=1): ...
-    >>> constructed_by_name(type("Public", (Base,), {})).__init__.__qualname__
-    'Public.__init__'
+    >>> @under_its_own_name
+    ... class Public(KernelMachine): ...
+    >>> Public.fit.__qualname__
+    'Public.fit'
     """
-    inherited: Any = kind.__init__
-    own = FunctionType(
-        inherited.__code__,
-        inherited.__globals__,
-        inherited.__name__,
-        inherited.__defaults__,
-        inherited.__closure__,
-    )
-    own.__kwdefaults__, own.__doc__ = inherited.__kwdefaults__, inherited.__doc__
-    own.__annotations__ = inherited.__annotations__
-    own.__qualname__ = f"{kind.__qualname__}.__init__"
-    kind.__init__ = own
+    for name in dir(kind):
+        function = getattr_static(kind, name)
+        public = name == "__init__" or not name.startswith("_")
+        if not (public and isinstance(function, FunctionType)):
+            continue
+        if function.__module__.startswith(f"{__package__}."):
+            setattr(kind, name, _named(function, f"{kind.__qualname__}.{name}"))
     return kind
+
+
+def _named(function: FunctionType, qualname: str) -> FunctionType:
+    """The same function under another name."""
+    same = FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    same.__kwdefaults__ = function.__kwdefaults__
+    same.__annotations__, same.__doc__ = function.__annotations__, function.__doc__
+    same.__qualname__ = qualname
+    return same
 
 
 @contextmanager

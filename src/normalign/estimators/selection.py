@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from normalign._checks import complaint, require, require_kind
 from normalign.estimators.arrays import Origin, checked_features, checked_weights
-from normalign.estimators.base import constructed_by_name, unchanged_on_failure
+from normalign.estimators.base import unchanged_on_failure, under_its_own_name
 from normalign.estimators.candidates import (
     best_candidate,
     check_candidates,
@@ -274,7 +274,7 @@ def _plain_answers(answers: Answers) -> np.ndarray:
     return columns[0] if answers.flat else side_by_side(columns)
 
 
-@constructed_by_name
+@under_its_own_name
 class RFAMClassifierCV(_Selecting, RFAMClassifier):  # type: ignore[misc]
     r"""Classifier that chooses its own ridge, iteration and identity weight.
 
@@ -348,7 +348,7 @@ class RFAMClassifierCV(_Selecting, RFAMClassifier):  # type: ignore[misc]
     _plain = RFAMClassifier
 
 
-@constructed_by_name
+@under_its_own_name
 class RFAMRegressorCV(_Selecting, RFAMRegressor):  # type: ignore[misc]
     r"""Regressor that chooses its own ridge, iteration and identity weight.
 
