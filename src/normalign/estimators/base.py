@@ -131,6 +131,8 @@ class KernelMachine(FittedMachine, ABC):
             weights = checked_weights(type(self).__name__, sample_weight, len(table))
             kept = None if weights is None else weights > 0
             answers = self._answers(y, len(table), kept)
+            for caution in answers.cautions:
+                warnings.warn(caution, stacklevel=callers_level())
             if weights is not None:
                 table, weights = table[kept], weights[kept]
             self._fit_problem(self._problem(table, answers, weights, Origin.of(X)))
