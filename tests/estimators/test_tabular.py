@@ -309,7 +309,9 @@ def test_wrong_arguments_are_refused():
     ids=["series", "one dimension", "three", "tensor"],
 )
 def test_what_has_no_columns_is_refused_in_fit_and_later(values):
-    words = r"^make_tabular_pipeline: X must be a table .*, got a \w+ of shape .* One"
+    words = (
+        r"^make_tabular_pipeline: X must be a table .*, got a [ \w]+ of shape .* One"
+    )
     with pytest.raises(ValueError, match=words):
         make_tabular_pipeline(RFMClassifier()).fit(values, LABEL)
     pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(TABLE, LABEL)
@@ -323,6 +325,57 @@ def test_names_of_several_levels_are_refused_with_the_remedy():
         make_tabular_pipeline(RFMClassifier()).fit(frame, LABEL)
     frame.columns = ["_".join(map(str, name)) for name in frame.columns]
     make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(frame, LABEL)
+
+
+@pytest.mark.parametrize("names", [[1, 0], [2020, 2021], [0.5, 0.7], [-1, -2]], ids=str)
+def test_numbers_that_are_names_are_not_taken_for_positions(names):
+    frame = pd.DataFrame({names[0]: AGE, names[1]: CITY})
+    plain = pd.DataFrame({"age": AGE, "city": CITY})
+    machine = RFMClassifier(n_iter=1)
+    found = make_tabular_pipeline(machine).fit(frame, LABEL).predict_proba(frame)
+    wanted = make_tabular_pipeline(machine).fit(plain, LABEL).predict_proba(plain)
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_categories_are_named_by_numbers_where_columns_are():
+    frame = pd.DataFrame({1: np.arange(N) % 3, 0: AGE})
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0), categorical=[1])
+    names = pipeline.fit(frame, LABEL)[:-1].get_feature_names_out()
+    assert list(names) == ["numbers__x1", *(f"categories__x0_{i}" for i in range(3))]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (
+            TABLE.drop(columns=["age", "city"]),
+            r"columns of fit, .* \['age', 'city'",
+        ),
+        (TABLE.to_numpy(), "the columns of fit, got one without names"),
+        (TABLE.set_axis([*"abcdefg", "a"], axis=1), r"names, got \['a'\] more than"),
+        (TABLE.set_axis([*"abcdefg", 1], axis=1), r"or none, got both\. .*astype\(str"),
+        ({"age": AGE}, r"rows and columns, got a dict\. Pass a DataFrame"),
+        (None, r"rows and columns, got None\. Pass a DataFrame"),
+    ],
+    ids=["missing", "array", "twice", "mixed", "dict", "None"],
+)
+def test_tables_with_other_columns_than_in_fit_are_refused(changed, words):
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(TABLE, LABEL)
+    with pytest.raises(ValueError, match=f"^make_tabular_pipeline: X must .*{words}"):
+        pipeline.predict(changed)
+
+
+def test_arrays_of_another_width_than_in_fit_are_refused():
+    array = AGE[:, None] ** [1, 2, 3]
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(array, LABEL)
+    with pytest.raises(ValueError, match=r"of 3 columns, as in fit, got one of 2\.$"):
+        pipeline.predict(array[:, :2])
+
+
+def test_columns_may_come_in_another_order_and_with_others():
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(TABLE, LABEL)
+    other = TABLE[TABLE.columns[::-1]].assign(more=1.0)
+    np.testing.assert_array_equal(pipeline.predict(other), pipeline.predict(TABLE))
 
 
 def test_kinds_of_columns_are_told_by_type_or_value():

@@ -129,7 +129,7 @@ def checked_features(estimator: Any, X: Any, *, reset: bool) -> np.ndarray:
 def _validated(estimator: Any, given: Any, *, reset: bool) -> np.ndarray:
     """What scikit-learn makes of a table; what it refuses in the form of the house."""
     try:
-        return validate_data(
+        table: Any = validate_data(
             estimator,
             _filled(given),
             reset=reset,
@@ -144,6 +144,7 @@ def _validated(estimator: Any, given: Any, *, reset: bool) -> np.ndarray:
         raise kind(
             complaint(type(estimator).__name__, "X", rule, came, said)
         ) from error
+    return table
 
 
 def _is_plain(table: Any) -> bool:

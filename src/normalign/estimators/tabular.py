@@ -13,8 +13,9 @@ from sklearn.impute import SimpleImputer
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 from sklearn.utils.metadata_routing import MetadataRouter
+from sklearn.utils.validation import check_is_fitted
 
-from normalign._checks import complaint, require, require_kind
+from normalign._checks import complaint, describe, require, require_kind
 from normalign.estimators.arrays import as_numpy
 from normalign.estimators.cells import (
     is_missing,
@@ -151,7 +152,29 @@ class TableColumns(ColumnTransformer):
 
     def transform(self, X: Any, **params: Any) -> Any:
         """Put what the transformers make of a table side by side."""
-        return super().transform(_entered(X), **params)
+        check_is_fitted(self)
+        table = _entered(X)
+        self._require_columns_of_fit(table)
+        return super().transform(table, **params)
+
+    n_features_in_: int
+
+    def _require_columns_of_fit(self, X: Any) -> None:
+        known = getattr(self, "feature_names_in_", None)
+        if known is not None:
+            names = list(getattr(X, "columns", ()))
+            missing = [name for name in known if name not in names]
+            require(
+                not missing, _CALLEE, "X", "a table with the columns of fit",
+                f"one without {missing}" if names else "one without names",
+                "Columns are found by their names, in any order.",
+            )  # fmt: skip
+        elif hasattr(X, "shape"):
+            require(
+                X.shape[1] == self.n_features_in_, _CALLEE, "X",
+                f"a table of {self.n_features_in_} columns, as in fit",
+                f"one of {X.shape[1]}",
+            )  # fmt: skip
 
     def get_metadata_routing(self) -> MetadataRouter:
         """Weights and the like are for the machine alone.
@@ -169,19 +192,37 @@ def _entered(X: Any) -> Any:
         f"a sparse {type(X).__name__}", "Pass X.toarray().",
     )  # fmt: skip
     X = in_pandas(_CALLEE, X)
-    shape = getattr(X, "shape", None)
-    require(
-        shape is None or len(shape) == 2, _CALLEE, "X", "a table of rows and columns",
-        f"a {type(X).__name__} of shape {shape}",
-        "One column is X.to_frame(), or X.reshape(-1, 1).",
-    )  # fmt: skip
-    levels = getattr(getattr(X, "columns", None), "nlevels", 1)
+    shape: Any = getattr(X, "shape", None)
+    listed = type(X) in (list, tuple) or hasattr(X, "__array__")
+    if not (listed if shape is None else len(shape) == 2):
+        remedy = "One column is X.to_frame(), or X.reshape(-1, 1)."
+        if shape is None:
+            remedy = "Pass a DataFrame, or an array."
+        rule = "a table of rows and columns"
+        raise ValueError(complaint(_CALLEE, "X", rule, describe(X), remedy))
+    if hasattr(X, "iloc"):
+        _require_names(X.columns)
+    return X
+
+
+def _require_names(columns: Any) -> None:
+    levels = getattr(columns, "nlevels", 1)
     require(
         levels == 1, _CALLEE, "X", "a table with one name for each column",
         f"a MultiIndex of {levels} levels",
         'Join them: X.columns = ["_".join(map(str, name)) for name in X.columns].',
     )  # fmt: skip
-    return X
+    again = list(columns[columns.duplicated()])
+    require(
+        not again, _CALLEE, "X", "a table of columns with different names",
+        f"{again} more than once",
+    )  # fmt: skip
+    texts = [isinstance(name, str) for name in columns]
+    require(
+        all(texts) or not any(texts), _CALLEE, "X",
+        "a table of columns whose names are all texts, or none",
+        "both", "Make them texts: X.columns = X.columns.astype(str).",
+    )  # fmt: skip
 
 
 class ColumnsOfKind:
@@ -204,15 +245,19 @@ class ColumnsOfKind:
         self.categorical = categorical
 
     def __call__(self, X: Any) -> list[Any]:
-        """Return their names, or positions if they have no names."""
+        """Return their names, or positions if not all of them have texts for names.
+
+        To scikit-learn a number is a position, even where it is the name of a column.
+        """
         names = [name for name, _, _ in _columns(X)]
         unknown = [name for name in self.categorical if name not in names]
         require(
             not unknown, _CALLEE, "categorical", "columns of the table", repr(unknown)
         )
+        by_name = all(isinstance(name, str) for name in names)
         return [
-            name
-            for name, dtype, values in _columns(X)
+            name if by_name else place
+            for place, (name, dtype, values) in enumerate(_columns(X))
             if self.kind == self._kind(name, dtype, values)
         ]
 
