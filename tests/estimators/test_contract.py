@@ -243,6 +243,23 @@ def test_several_label_columns_have_no_accuracy_but_indicators_do(labels):
     assert 0 < RFMClassifier(n_iter=0).fit(X, ones).score(X, ones) <= 1
 
 
+@pytest.mark.parametrize("kind", ESTIMATORS)
+@pytest.mark.parametrize(
+    ("y", "words"),
+    [
+        (None, "given, got None"),
+        (np.zeros(3), "as long as X, which has 60 rows, got 3 answers"),
+        (np.full(N, np.nan), "got 60 "),
+        (np.full(N, 1j), "got an array of complex128"),
+    ],
+    ids=["None", "short", "missing", "complex"],
+)
+def test_answers_that_cannot_be_scored_are_refused_in_the_house_form(kind, y, words):
+    machine = kind(n_iter=0).fit(X, answers(kind))
+    with pytest.raises(ValueError, match=f"^{kind.__name__}: y must be .*{words}"):
+        machine.score(X, y)
+
+
 def test_label_columns_of_different_kinds_come_back_as_they_were():
     labels = pd.DataFrame({"code": CODES, "word": WORDS})
     machine = RFMClassifier(n_iter=0, ridge=1e-6).fit(X, labels)

@@ -132,10 +132,10 @@ def _cautions(column: bool, found: list[tuple[np.ndarray, np.ndarray]]) -> tuple
     return tuple(cautions)
 
 
-def plain_labels(callee: str, y: Any) -> np.ndarray:
+def plain_labels(callee: str, y: Any, *, n: int | None = None) -> np.ndarray:
     """Return labels as plain arrays have them, of the kind of a machine's answers.
 
-    Objects that are all integers, floats or booleans become these.
+    Objects that are all integers, floats or booleans become these. There must be n.
 
     Examples
     --------
@@ -143,6 +143,7 @@ def plain_labels(callee: str, y: Any) -> np.ndarray:
     array([ True, False])
     """
     labels = _label_array(callee, y)
+    _require_length(callee, labels, n)
     if labels.ndim == 1:
         return _label_columns(callee, labels[:, None])[0]
     return side_by_side(_label_columns(callee, labels))
