@@ -183,3 +183,9 @@ def test_sparse_answers_are_refused_with_the_remedy():
     for read in (class_labels, numbers):
         with pytest.raises(TypeError, match="toarray"):
             read("fit", sparse.csr_array(np.eye(3)))
+
+
+def test_classes_whose_columns_will_not_fit_are_refused_before_they_are_made():
+    words = r"^fit: y must be of so few classes .*got 1000000 classes in 1000000 rows"
+    with pytest.raises(ValueError, match=words + ".* A regressor takes numbers"):
+        class_labels("fit", np.arange(1_000_000))  # 24 TB

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from scipy import sparse
 from sklearn.exceptions import DataConversionWarning
 
 from normalign._checks import complaint, require, require_kind
 from normalign.estimators.arrays import as_numpy
 from normalign.estimators.cells import is_missing, kinds_of, with_nan
+from normalign.kernels.memory import available_bytes
 
 __all__ = [
     "Answers",
@@ -32,6 +34,8 @@ _MANY_CLASSES = (
     "The number of unique classes is greater than 50% of the number of samples. `y` "
     "could represent a regression problem, not a classification problem."
 )
+# Bytes for which nobody is asked what is free.
+_NEVER_MIND = 1 << 26
 # Rows up to which many classes are no wonder.
 _FEW_ROWS = 20
 
@@ -111,14 +115,32 @@ def class_labels(
             "of at least two classes", f"one class, {classes[:1].tolist()[0]!r}",
             "There is nothing to tell apart.",
         )  # fmt: skip
-    columns = [np.eye(len(classes))[codes] for classes, codes in found]
+    codes = np.stack([codes for _, codes in found], axis=1)
+    sizes = [len(classes) for classes, _ in found]
+    _require_room(callee, len(codes), sum(sizes))
+    columns = np.zeros((len(codes), sum(sizes)))
+    np.put_along_axis(columns, codes + np.cumsum([0, *sizes[:-1]]), 1.0, axis=1)
     return Answers(
-        np.concatenate(columns, axis=1),
-        np.stack([codes for _, codes in found], axis=1),
+        columns,
+        codes,
         tuple(classes for classes, _ in found),
         flat,
         _cautions(flat and labels.ndim == 2, found),
     )
+
+
+def _require_room(callee: str, n: int, k: int) -> None:
+    """Complain of classes whose indicators, targets and coefficients will not fit."""
+    needed = 3 * 8 * n * k
+    if needed <= _NEVER_MIND:
+        return
+    allowed = available_bytes(torch.device("cpu"))
+    require(
+        needed <= allowed, callee, "y",
+        f"of so few classes that their columns fit into {allowed / 1e6:.3g} MB",
+        f"{k} classes in {n} rows, which take {needed / 1e6:.3g} MB",
+        "A regressor takes numbers.",
+    )  # fmt: skip
 
 
 def _cautions(column: bool, found: list[tuple[np.ndarray, np.ndarray]]) -> tuple:
