@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import joblib
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.base import clone
 from sklearn.exceptions import UndefinedMetricWarning
@@ -102,6 +103,41 @@ def test_any_scorer_sees_what_a_fresh_fit_would_show_it(scoring):
     scorer = get_scorer(scoring)
     found = plain_loop(RFAMClassifier, splits, WORDS, scorer=scorer, random_state=0)
     agree(machine, found)
+
+
+def test_probabilities_by_conjugate_gradients_are_scored_as_of_fresh_fits():
+    splits = list(KFold(10).split(X))  # 81 rows, of which 64 are left out one by one
+    fixed = {"solver": "cg", "random_state": 0}
+    machine = RFAMClassifierCV(
+        **{**SMALL, "ridges": (1.0,)}, cv=splits[:1], scoring="neg_log_loss", **fixed
+    )
+    machine.fit(X, WORDS)
+    train, test = splits[0]
+    scorer = get_scorer("neg_log_loss")
+    for params, score in zip(
+        machine.cv_results_["params"],
+        machine.cv_results_["mean_test_score"],
+        strict=True,
+    ):
+        plain = RFAMClassifier(**params, **fixed).fit(X[train], WORDS[train])
+        # conjugate gradients end within their tolerance
+        assert score == pytest.approx(scorer(plain, X[test], WORDS[test]), rel=1e-6)
+
+
+def test_a_scoring_function_sees_the_rows_of_a_frame():
+    frame = pd.DataFrame(X, columns=["price", "size", "rooms"])
+    weights = np.arange(90) % 3  # every third row is none
+
+    def paid(machine, x, y, sample_weight=None):
+        assert x.index.to_numpy() % 3 @ np.ones(len(x)) == sample_weight.sum()
+        return float(x["price"][machine.predict(x) == y].sum())
+
+    settings = {**SMALL, "cv": 2, "random_state": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of names that a machine has not seen
+        machine = RFAMClassifierCV(**settings, scoring=paid)
+        machine.fit(frame, WORDS, weights)
+    assert np.isfinite(machine.best_score_)
 
 
 def test_a_scoring_function_of_ones_own_is_used():

@@ -30,6 +30,7 @@ __all__ = [
     "LeafJob",
     "Recipe",
     "fit_leaf",
+    "left_out_rows",
     "memory_share",
     "shared_threads",
     "solver_report",
@@ -268,10 +269,8 @@ def _fitted(job: LeafJob) -> FittedLeaf:
 
 def _record(iteration: Iteration, left_out: np.ndarray | None) -> FittedLeaf:
     machine, outputs = iteration.machine, None
-    if left_out is not None and iteration.solved.solver == "cg":
-        # each costs as many products as a solve
-        left_out = left_out[same_rows(len(left_out), _LEFT_OUT_BY_PRODUCTS)]
     if left_out is not None:
+        left_out = left_out_rows(iteration, left_out)
         rows = torch.as_tensor(left_out, device=machine.coef.device)
         outputs = iteration.left_out(rows).cpu().double().numpy()
     return FittedLeaf(
@@ -286,6 +285,13 @@ def _record(iteration: Iteration, left_out: np.ndarray | None) -> FittedLeaf:
         solved=solver_report(iteration),
         cut_short=False,
     )
+
+
+def left_out_rows(iteration: Iteration, rows: np.ndarray) -> np.ndarray:
+    """Those of some rows that are left out: few where each costs as much as a solve."""
+    if iteration.solved.solver != "cg":
+        return rows
+    return rows[same_rows(len(rows), _LEFT_OUT_BY_PRODUCTS)]
 
 
 def solver_report(iteration: Iteration) -> dict[str, Any]:

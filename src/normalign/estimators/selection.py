@@ -23,6 +23,7 @@ from normalign.estimators.candidates import (
     results_table,
 )
 from normalign.estimators.folds import chosen_splits
+from normalign.estimators.frames import in_pandas
 from normalign.estimators.leaves import Clock, memory_share
 from normalign.estimators.limits import require_memory
 from normalign.estimators.parameters import check_parameters
@@ -176,7 +177,13 @@ class _Selecting:
         def part(rows: np.ndarray) -> Any:
             return table[rows], truth[rows], None if mass is None else mass[rows]
 
-        return [Fold(part(train), part(test)) for train, test in splits]
+        frame: Any = in_pandas(callee, X) if callable(self.scoring) else None
+        if not hasattr(frame, "iloc"):
+            return [Fold(part(train), part(test)) for train, test in splits]
+        return [
+            Fold(part(train), part(test), frame.iloc[alive[test]])
+            for train, test in splits
+        ]
 
     def _results(
         self, plain: Any, folds: list[Fold], deadline: float | None
@@ -304,8 +311,8 @@ class RFAMClassifierCV(_Selecting, RFAMClassifier):  # type: ignore[misc]
         columns it sees the number of their combination.
     scoring : str or callable, optional
         As in scikit-learn; by default accuracy, the mean over label columns. Weights
-        are passed on to it, so it must take them if there are any. A candidate with a
-        score of NaN is never chosen.
+        are passed on to it, so it must take them if there are any. A callable sees
+        rows of a frame as such. A candidate with a score of NaN is never chosen.
     time_limit_s : float, optional
         After three quarters of it no trajectory and no iteration is begun, and the
         best candidate that was scored on all folds is fitted. The folds of a pair of
@@ -371,9 +378,10 @@ class RFAMRegressorCV(_Selecting, RFAMRegressor):  # type: ignore[misc]
         A splitter sees X, y and rows of weight zero.
     scoring : str or callable, optional
         As in scikit-learn; by default R squared. Weights are passed on to it, so it
-        must take them if there are any. A candidate with a score of NaN is never
-        chosen. By default a split with one answer only is scored by 1 less its squared
-        error in terms of the variance of all answers.
+        must take them if there are any. A callable sees rows of a frame as such. A
+        candidate with a score of NaN is never chosen. By default a split with one
+        answer only is scored by 1 less its squared error in terms of the variance of
+        all answers.
     ridges, identity_weights, n_iter, time_limit_s, n_jobs, random_state
         As in :class:`RFAMClassifierCV`.
     kernel, exponent, bandwidth, bandwidth_rule, diagonal, center, solver, device, \
