@@ -203,6 +203,17 @@ def test_a_subclass_may_have_a_constructor_of_its_own(kind):
     assert set(machine.get_params()) == {"ridge", "note"}
 
 
+def test_a_parameter_of_a_subclass_may_end_like_what_is_learned():
+    class Other(RFMRegressor):
+        def __init__(self, *, lambda_=0.5):
+            super().__init__(ridge=lambda_, n_iter=0)
+            self.lambda_ = lambda_
+
+    machine = Other().fit(X, NUMBERS)
+    machine.fit(X[:, :2], NUMBERS)
+    assert clone(machine).lambda_ == machine.lambda_ == 0.5
+
+
 @pytest.mark.parametrize("kind", ESTIMATORS)
 def test_an_unfitted_machine_says_so(kind):
     for name in ("predict", "jacobian"):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from inspect import getattr_static
+from inspect import getattr_static, signature
 from types import FunctionType
 from typing import Any, Self, TypeVar
 
@@ -151,8 +151,12 @@ class KernelMachine(FittedMachine, ABC):
         """Learn from rows that were left out; nothing unless there are classes."""
 
     def _forget(self) -> None:
-        for name in [n for n in vars(self) if n.endswith("_") or n == "_machine"]:
-            delattr(self, name)
+        found = [n for n in vars(self) if n.endswith("_") or n == "_machine"]
+        # a subclass may have a parameter with such a name: lambda_
+        given = signature(type(self)).parameters if found else ()
+        for name in found:
+            if name not in given:
+                delattr(self, name)
 
     def _problem(
         self,
