@@ -45,6 +45,25 @@ def test_a_warning_points_at_the_line_that_fits(kind, changes, said):
     assert warning.filename == __file__
 
 
+@pytest.mark.parametrize("rule", ["fixed", "median"])
+def test_neighbours_that_even_double_precision_blurs_are_warned_of(rule):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3))
+    y = np.sin(2 * x[:, 0])
+    x[:20] += 1e8  # a third of the rows in a group far away
+    scale = {"bandwidth_rule": rule, "bandwidth": 10.0 if rule == "fixed" else 1.0}
+    with pytest.warns(UserWarning, match="of neighbours may be off by .*, even in fl"):
+        RFMRegressor(**scale, n_iter=0).fit(x, y)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*neighbours")
+        warnings.filterwarnings("ignore", message=".*bandwidths apart")
+        RFMRegressor(**scale, n_iter=0, kernel="product_laplace").fit(x, y)
+        # a single row has no neighbours to lose, and a bandwidth may hold all rows
+        RFMRegressor(**scale, n_iter=0).fit(x[19:], y[19:])
+        RFMRegressor(bandwidth=1e8, n_iter=0).fit(x, y)
+        RFMRegressor(n_iter=0).fit(1e20 * X, NUMBERS)  # no row is like another
+
+
 @pytest.mark.parametrize("kind", [RFMClassifier, RFAMClassifierCV])
 @pytest.mark.parametrize(
     ("labels", "said"),

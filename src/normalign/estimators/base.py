@@ -241,9 +241,10 @@ class KernelMachine(FittedMachine, ABC):
             callee, problem, solver=self.solver, limit=self._limit(),
             most=self.max_leaf_size, diagonal=bool(self.diagonal),
         )  # fmt: skip
-        if self.bandwidth_rule == "fixed":
+        fixed = self.bandwidth_rule == "fixed"
+        if fixed:
             warn_of_scale(callee, problem, recipe.kernel)
-        warn_of_rounding(callee, problem, recipe.kernel)
+        warn_of_rounding(callee, problem, recipe.kernel, fixed=fixed)
         if in_parts:
             self._fit_parts(problem, held, recipe, for_fit)
         else:
