@@ -153,7 +153,7 @@ class KernelMachine(FittedMachine, ABC):
     def _forget(self) -> None:
         found = [n for n in vars(self) if n.endswith("_") or n == "_machine"]
         # a subclass may have a parameter with such a name: lambda_
-        given = signature(type(self)).parameters if found else ()
+        given = _parameters(type(self)) if found else ()
         for name in found:
             if name not in given:
                 delattr(self, name)
@@ -418,6 +418,11 @@ def unchanged_on_failure(estimator: Any) -> Iterator[None]:
         if not done:
             vars(estimator).clear()
             vars(estimator).update(before)
+
+
+@lru_cache(maxsize=64)
+def _parameters(kind: type) -> tuple[str, ...]:
+    return tuple(signature(kind).parameters)
 
 
 def two_seeds(random_state: Any) -> tuple[int, int]:
