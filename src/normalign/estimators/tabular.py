@@ -170,10 +170,12 @@ class TableColumns(ColumnTransformer):
                 "Columns are found by their names, in any order.",
             )  # fmt: skip
         elif hasattr(X, "shape"):
+            width, known = X.shape[1], self.n_features_in_
+            # the second sentence is the one that scikit-learn's users know
             require(
-                X.shape[1] == self.n_features_in_, _CALLEE, "X",
-                f"a table of {self.n_features_in_} columns, as in fit",
-                f"one of {X.shape[1]}",
+                width == known, _CALLEE, "X", f"a table of {known} columns, as in fit",
+                f"one of {width}", f"X has {width} features, but "
+                f"{type(self).__name__} is expecting {known} features as input.",
             )  # fmt: skip
 
     def get_metadata_routing(self) -> MetadataRouter:
@@ -195,7 +197,8 @@ def _entered(X: Any) -> Any:
     shape: Any = getattr(X, "shape", None)
     listed = type(X) in (list, tuple) or hasattr(X, "__array__")
     if not (listed if shape is None else len(shape) == 2):
-        remedy = "One column is X.to_frame(), or X.reshape(-1, 1)."
+        # the first words are those that scikit-learn's users know
+        remedy = "Reshape your data: one column is X.to_frame(), or X.reshape(-1, 1)."
         if shape is None:
             remedy = "Pass a DataFrame, or an array."
         rule = "a table of rows and columns"
@@ -270,7 +273,7 @@ class ColumnsOfKind:
             return "number" if kinds <= {"number"} else "category"
         remedy = "Turn dates into numbers (years, days since ...) first."
         if "date" not in strange:
-            remedy = "Make two columns of each, say the real and the imaginary part."
+            remedy = "Complex data not supported: make two columns of each."
         raise ValueError(
             complaint(
                 _CALLEE, f"column {name!r}",
