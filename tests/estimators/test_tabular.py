@@ -373,6 +373,47 @@ def test_arrays_of_another_width_than_in_fit_are_refused():
         pipeline.predict(array[:, :2])
 
 
+def test_names_that_are_no_texts_must_come_in_the_order_of_fit():
+    frame = pd.DataFrame({2020: AGE, 2021: AGE**2})
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(frame, LABEL)
+    with pytest.raises(ValueError, match=r"in their order, got one with \['2021', '2"):
+        pipeline.predict(frame[[2021, 2020]])
+    # where there are no names there is an order only
+    found = pipeline.predict(frame.to_numpy())
+    np.testing.assert_array_equal(found, pipeline.predict(frame))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (pd.Timestamp("2020"), "column 'age' must be .* Turn dates into numbers"),
+        (datetime.date(2020, 1, 1), "column 'age' must be .* Turn dates into numbers"),
+        (pd.Timedelta("1D"), "column 'age' must be .* Turn dates into numbers"),
+        (1j, "column 'age' must be .* Complex data not supported"),
+    ],
+    ids=["time", "date", "duration", "complex"],
+)
+def test_what_has_no_place_in_fit_has_none_later(value, words):
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(TABLE, LABEL)
+    with pytest.raises(ValueError, match=f"^make_tabular_pipeline: {words}"):
+        pipeline.predict(TABLE.assign(age=value))
+
+
+@pytest.mark.parametrize("missing", [None, pd.NA, np.nan, pd.NaT], ids=str)
+def test_a_row_in_which_all_is_missing_is_answered(missing):
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(TABLE, LABEL)
+    row = pd.DataFrame({name: [missing] for name in TABLE}, dtype=object)
+    wanted = pipeline.predict_proba(TABLE.iloc[:1].assign(**dict.fromkeys(TABLE)))
+    np.testing.assert_array_equal(pipeline.predict_proba(row), wanted)
+
+
+def test_a_table_without_rows_is_refused():
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(TABLE, LABEL)
+    for table in (TABLE.iloc[:0], TABLE.to_numpy()[:0]):
+        with pytest.raises(ValueError, match=r"^make_.*of shape \(0, 8\)\. .*0 sample"):
+            pipeline.predict(table)
+
+
 def test_columns_may_come_in_another_order_and_with_others():
     pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(TABLE, LABEL)
     other = TABLE[TABLE.columns[::-1]].assign(more=1.0)

@@ -15,7 +15,7 @@ from normalign._checks import complaint, describe, require, require_kind
 from normalign.estimators.cells import kinds_of, type_kind, unmasked, with_nan
 from normalign.estimators.frames import in_pandas
 
-__all__ = ["Origin", "as_numpy", "checked_features", "checked_weights"]
+__all__ = ["Origin", "as_numpy", "checked_features", "checked_weights", "filled"]
 
 # Weights by which any ridge can be divided in single precision.
 _WEIGHTS = (1e-20, 1e20)
@@ -131,7 +131,7 @@ def _validated(estimator: Any, given: Any, *, reset: bool) -> np.ndarray:
     try:
         table: Any = validate_data(
             estimator,
-            _filled(given),
+            filled(given),
             reset=reset,
             dtype=[np.float64, np.float32],
             ensure_all_finite=False,
@@ -201,8 +201,14 @@ def _read(callee: str, X: Any) -> Any:
     return as_numpy(X)
 
 
-def _filled(table: Any) -> Any:
-    """Objects with NaN where something is missing, which no float() knows."""
+def filled(table: Any) -> Any:
+    """A table whose objects are NaN where something is missing, for float() to know.
+
+    Examples
+    --------
+    >>> filled(np.array([[1.5, None]], dtype=object))
+    array([[1.5, nan]])
+    """
     if _is_frame(table):
         objects = any(str(kind) == "object" for kind in table.dtypes)
         return table.where(table.notna(), np.nan) if objects else table
