@@ -8,6 +8,7 @@ import joblib
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from sklearn.base import clone
 from sklearn.exceptions import UndefinedMetricWarning
 from sklearn.metrics import accuracy_score, get_scorer, log_loss, r2_score
@@ -748,6 +749,16 @@ def test_the_contract_of_scikit_learn_holds(kind):
 @pytest.mark.parametrize("kind", [RFAMClassifierCV, RFAMRegressorCV])
 def test_the_contract_of_scikit_learn_holds_with_all_defaults(kind):
     check_estimator(kind())
+
+
+@pytest.mark.parametrize("kind", [RFAMClassifierCV, RFAMRegressorCV])
+def test_a_default_device_of_torch_is_none_of_ours(kind):
+    settings = {**SMALL, "cv": 2, "random_state": 0}
+    wanted = kind(**settings).fit(X, answers(kind))
+    with torch.device("meta"):  # which keeps no values, so that nothing may go there
+        found = kind(**settings).fit(X, answers(kind))
+    assert found.best_params_ == wanted.best_params_
+    np.testing.assert_array_equal(found.dual_coef_, wanted.dual_coef_)
 
 
 def test_a_bar_counts_trajectories(capfd):

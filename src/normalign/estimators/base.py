@@ -258,8 +258,7 @@ class KernelMachine(FittedMachine, ABC):
         self.feature_importances_ = share / (share.sum() or 1.0)
         self._machine = []  # made when it is first asked for
         if held is not None:
-            x = torch.as_tensor(held.inside(), dtype=DTYPES[self.dtype_])
-            x = x.to(problem.device)
+            x = torch.from_numpy(held.inside()).to(problem.device, DTYPES[self.dtype_])
             self._calibrate(self._outputs_inside(x), held.answers.columns, held.weights)
 
     def _fit_whole(

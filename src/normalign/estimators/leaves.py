@@ -247,7 +247,11 @@ def _fitted(job: LeafJob) -> FittedLeaf:
     ):
         worth = float(iteration.index)
         if job.validation is not None and recipe.score is not None:
-            held = [torch.tensor(p).to(iteration.machine.coef) for p in job.validation]
+            coef = iteration.machine.coef
+            held = [
+                torch.tensor(part, dtype=coef.dtype, device=coef.device)
+                for part in job.validation
+            ]
             worth = recipe.score(iteration.machine(held[0]), held[1], held[2])
             scores.append(worth)
         now = time.monotonic()

@@ -50,7 +50,8 @@ class Score:
         share = weights.double() / weights.double().sum()
         if not self.sizes:
             return _explained(outputs.double(), targets.double(), share)
-        shift = torch.as_tensor(self.intercept).to(outputs)
+        place = {"dtype": outputs.dtype, "device": outputs.device}
+        shift = torch.tensor(self.intercept, **place)
         blocks = zip(
             (outputs + shift).split(self.sizes, 1),
             (targets + shift).split(self.sizes, 1),

@@ -215,7 +215,10 @@ def _score(view: Any, job: TrajectoryJob) -> float:
     unit = _deviation(job.fold).reshape(-1)
     score = Score((), np.zeros(truth.shape[1]))
     return score(
-        *(torch.as_tensor(part) for part in (found / unit, truth / unit, mass))
+        *(
+            torch.tensor(part, device="cpu")
+            for part in (found / unit, truth / unit, mass)
+        )
     )
 
 
