@@ -503,6 +503,24 @@ def test_far_away_from_all_rows_answers_stay_finite():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kernel", ["laplace", "gaussian", "product_laplace"])
+@pytest.mark.parametrize("max_leaf_size", [None, 20])
+def test_far_away_in_bandwidths_answers_stay_finite_too(dtype, kernel, max_leaf_size):
+    machine = RFMRegressor(
+        bandwidth=1e-6, dtype=dtype, kernel=kernel, max_leaf_size=max_leaf_size,
+        n_iter=1, random_state=0,
+    )  # fmt: skip
+    with pytest.warns(UserWarning, match="no row like another"):
+        machine.fit(1e3 * X, NUMBERS)
+    far = np.outer([1e10, 1e15, 1e30, 1e150, 1e300], [1.0, -1.0, 0.0, 1.0])
+    np.testing.assert_allclose(machine.predict(far), NUMBERS.mean())
+    np.testing.assert_array_equal(machine.jacobian(far), 0.0)
+    outputs, pulled = machine.pull_back(torch.as_tensor(far), lambda f, _: f)
+    np.testing.assert_allclose(outputs[:, 0], NUMBERS.mean())
+    np.testing.assert_array_equal(pulled, 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
     "settings",
     [

@@ -21,6 +21,7 @@ __all__ = [
     "Frame",
     "chosen_device",
     "chosen_dtype",
+    "farthest",
     "neighbours_rounding",
     "power_of_two",
     "rounding_noise",
@@ -43,8 +44,19 @@ _TARGET_SHARES = {torch.float32: 1e-12, torch.float64: 1e-140}
 _SAMPLE, _SMALL = 256, 0.1
 # Spreads of a table whose inverse and whose multiples are numbers.
 _SIZES = (1e-200, 1e300)
-# Beyond that many spreads of the training rows every kernel is zero.
+# Beyond that many spreads of the training rows, and bandwidths, every kernel is zero.
 _FAR = {torch.float32: 1e15, torch.float64: 1e150}
+
+
+def farthest(dtype: torch.dtype, bandwidth: float) -> float:
+    """Where, in a frame, a kernel of that bandwidth there is zero, and a number.
+
+    Examples
+    --------
+    >>> farthest(torch.float32, 5.0), farthest(torch.float32, 0.5)
+    (1000000000000000.0, 500000000000000.0)
+    """
+    return _FAR[dtype] * min(bandwidth, 1.0)
 
 
 def power_of_two(size: float) -> float:
@@ -107,14 +119,21 @@ class Frame:
             "Scale the columns (StandardScaler).",
         )  # fmt: skip
 
-    def enter(self, table: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-        """The table in this frame; rows too far to matter come nearer, but not near."""
+    def enter(
+        self, table: np.ndarray, dtype: torch.dtype, *, bandwidth: float = 1.0
+    ) -> np.ndarray:
+        """The table in this frame; rows too far to matter come nearer, but not near.
+
+        Squares of their distances are numbers, in units of a bandwidth in this frame,
+        too.
+        """
         # to infinity, which is far; beside it nothing is a number, and refused
         with np.errstate(over="ignore", invalid="ignore"):
             inside = np.subtract(table, self.location, dtype=np.float64)
             inside /= self.unit
-        np.minimum(inside, _FAR[dtype], out=inside)
-        np.maximum(inside, -_FAR[dtype], out=inside)
+        far = farthest(dtype, bandwidth)
+        np.minimum(inside, far, out=inside)
+        np.maximum(inside, -far, out=inside)
         return inside.astype(str(dtype).removeprefix("torch."), copy=False)
 
     def identity_weight(self, identity_weight: float) -> float:
