@@ -438,27 +438,3 @@ def test_a_long_fit_is_made_in_calls_that_can_be_interrupted(monkeypatch):
     system = solving.System(x, Laplace(), torch.eye(2), torch.ones(3000))
     assert solving.solve_last(system, y, Solver(), **settings) is None
     assert not asked
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"solver": "cg"},
-        {"kernel": "product_laplace"},
-        {"bandwidth_rule": "median", "bandwidth": 1.0},
-        {"validation_fraction": 0.2, "random_state": 0},
-        {"max_leaf_size": 20, "random_state": 0},
-        {"max_leaf_size": 20, "validation_fraction": 0.2, "random_state": 0},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("kind", [RFMClassifier, RFMRegressor])
-def test_a_default_device_of_torch_is_none_of_ours(kind, settings):
-    y = WORDS if kind is RFMClassifier else NUMBERS
-    wanted = kind(n_iter=1, **settings).fit(X, y).jacobian(FRESH)
-    with torch.device("meta"):  # which keeps no values, so that nothing may go there
-        machine = kind(n_iter=1, **settings).fit(X, y)
-        machine.predict(FRESH)
-        found = machine.jacobian(FRESH)
-    np.testing.assert_array_equal(found, wanted)
