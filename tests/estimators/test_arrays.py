@@ -219,8 +219,8 @@ def test_nothing_given_by_the_caller_is_changed_or_shared():
     [
         (np.ones(4), "one number for each of the 3 rows"),
         (np.ones((3, 1)), "one number for each of the 3 rows"),
-        ([1.0, np.nan, 1.0], "finite and not negative"),
-        ([1.0, -1.0, 1.0], "finite and not negative"),
+        ([1.0, np.nan, 1.0], "finite and not negative, got 1 that are not, nan"),
+        ([1.0, -1.0, -2.0], "finite and not negative, got 2 that are not, -1.0"),
         ([0.0, 0.0, 0.0], "only zero weights"),
         ([1.0, 1e-40, 0.0], "divide them all by their mean"),
         ([1.0, 1e40, 0.0], "divide them all by their mean"),

@@ -310,7 +310,8 @@ def test_wrong_columns_at_predict_are_refused(kind):
     names = list("abcd")
     machine = kind(n_iter=0).fit(pd.DataFrame(X, columns=names), answers(kind))
     fresh = pd.DataFrame(FRESH, columns=names)
-    with pytest.raises(ValueError, match=r"names.*seen at fit time.*missing"):
+    form = rf"(?s)^{kind.__name__}: X must be a table as in fit, got a DataFrame\. .*"
+    with pytest.raises(ValueError, match=form + "names.*seen at fit time.*missing"):
         machine.predict(fresh.drop(columns="b"))
     with pytest.raises(ValueError, match="unseen at fit time"):
         machine.predict(fresh.assign(e=0.0))
@@ -318,6 +319,39 @@ def test_wrong_columns_at_predict_are_refused(kind):
         machine.predict(fresh[list("dcba")])
     with pytest.warns(UserWarning, match="feature names"):
         machine.predict(FRESH)
+
+
+@pytest.mark.parametrize(
+    ("table", "error", "words"),
+    [
+        (X[:, 0], ValueError, r"float64 ndarray of shape \(60,\)\. Expected 2D"),
+        (X[:, :, None], ValueError, r"shape \(60, 4, 1\)\. Found array with dim 3"),
+        (X[:0], ValueError, r"shape \(0, 4\)\. Found array with 0 sample"),
+        (X[:, :0], ValueError, r"shape \(60, 0\)\. Found array with 0 feature"),
+        (None, ValueError, r"None\. Expected 2D"),
+        ("table", ValueError, r"'table'\. could not convert"),
+        ({"a": [1]}, TypeError, r"\{'a': \[1\]\}\. "),
+        ([[1], [2, 3]], ValueError, r"\[\[1\], \[2, 3\]\]\. .*inhomogeneous"),
+        (pd.Series(X[:, 0]), ValueError, r"a float64 Series of shape \(60,\)\. "),
+        (
+            pd.DataFrame(X, columns=["a", 1, "b", 2]),
+            TypeError,
+            r"a DataFrame\. Feature names are only supported if all .* string",
+        ),
+    ],
+    ids=[
+        *("column", "cube", "no rows", "no columns", "None", "text", "dict", "ragged"),
+        *("series", "names"),
+    ],
+)
+def test_what_is_no_table_is_refused_in_the_house_form(table, error, words):
+    rule = "RFMRegressor: X must be a table of rows and columns, got .*"
+    with pytest.raises(error, match=rf"(?s)^{rule}{words}"):
+        RFMRegressor().fit(table, NUMBERS)
+    if isinstance(table, np.ndarray):
+        machine = RFMRegressor(n_iter=0).fit(X, NUMBERS)
+        with pytest.raises(error, match=r"^RFMRegressor: X must be a table as in fit"):
+            machine.predict(table)
 
 
 def state(estimator):
@@ -405,6 +439,7 @@ def test_values_that_make_no_machine_are_refused(settings, words):
         {"n_iter": 2.5},
         {"n_iter": True},
         {"bandwidth": "wide"},
+        {"bandwidth": "10"},
         {"ridge": None},
         {"diagonal": "yes"},
         {"center": None},
@@ -427,6 +462,12 @@ def test_values_that_make_no_machine_are_refused(settings, words):
 def test_parameters_of_the_wrong_kind_are_refused(settings):
     with pytest.raises(TypeError, match=r"^RFAMClassifier: .* must be .*, got "):
         RFAMClassifier(**settings).fit(X, WORDS)
+
+
+@pytest.mark.parametrize("name", ["bandwidth", "n_iter", "center", "max_leaf_size"])
+def test_a_text_is_shown_as_one(name):
+    with pytest.raises(TypeError, match=rf"RFMClassifier: {name} .*, got '10'\.$"):
+        RFMClassifier(**{name: "10"}).fit(X, WORDS)
 
 
 def test_a_generator_is_refused_with_the_way_to_a_seed_by_the_search_too():
@@ -459,6 +500,24 @@ def test_far_away_from_all_rows_answers_stay_finite():
     far = np.array([[1e30, -1e300, 1e308, 0.0], [-1.7e308] * 4])
     np.testing.assert_allclose(machine.predict(far), NUMBERS.mean())
     np.testing.assert_array_equal(machine.jacobian(far), 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kernel", ["laplace", "gaussian", "product_laplace"])
+@pytest.mark.parametrize("max_leaf_size", [None, 20])
+def test_far_away_in_bandwidths_answers_stay_finite_too(dtype, kernel, max_leaf_size):
+    machine = RFMRegressor(
+        bandwidth=1e-6, dtype=dtype, kernel=kernel, max_leaf_size=max_leaf_size,
+        n_iter=1, random_state=0,
+    )  # fmt: skip
+    with pytest.warns(UserWarning, match="no row like another"):
+        machine.fit(1e3 * X, NUMBERS)
+    far = np.outer([1e10, 1e15, 1e30, 1e150, 1e300], [1.0, -1.0, 0.0, 1.0])
+    np.testing.assert_allclose(machine.predict(far), NUMBERS.mean())
+    np.testing.assert_array_equal(machine.jacobian(far), 0.0)
+    outputs, pulled = machine.pull_back(torch.as_tensor(far), lambda f, _: f)
+    np.testing.assert_allclose(outputs[:, 0], NUMBERS.mean())
+    np.testing.assert_array_equal(pulled, 0.0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -101,3 +101,12 @@ def test_the_likeliest_class_is_the_predicted_one(labels):
     machine = RFMClassifier().fit(X, labels)
     likeliest = machine.classes_[machine.predict_proba(FRESH).argmax(axis=1)]
     np.testing.assert_array_equal(likeliest, machine.predict(FRESH))
+
+
+def test_who_is_strict_about_underflow_gets_the_same_probabilities():
+    wanted = RFMClassifier(n_iter=1).fit(X, WORDS).predict_proba(X)
+    with np.errstate(all="raise"):
+        found = RFMClassifier(n_iter=1).fit(X, WORDS).predict_proba(X)
+    np.testing.assert_array_equal(found, wanted)
+    with np.errstate(all="raise"):
+        np.testing.assert_array_equal(probabilities(np.eye(2), 1e4), np.eye(2))

@@ -20,7 +20,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from normalign.estimators import (
     RFAMClassifier,
+    RFAMClassifierCV,
     RFAMRegressor,
+    RFAMRegressorCV,
     RFMClassifier,
     RFMRegressor,
     as_torch,
@@ -173,6 +175,45 @@ def test_a_machine_from_a_gpu_answers_on_a_machine_without_one():
     np.testing.assert_allclose(state.predict_proba(FRESH), machine.predict_proba(FRESH))
 
 
+@pytest.mark.parametrize("kind", [*ESTIMATORS, RFAMClassifierCV, RFAMRegressorCV])
+def test_wrong_calls_are_refused_in_the_name_of_the_class_that_was_called(kind):
+    words = rf"^{kind.__name__}\.__init__\(\) got an unexpected .*'width'"
+    with pytest.raises(TypeError, match=words):
+        kind(width=1.0)
+    with pytest.raises(TypeError, match=rf"^{kind.__name__}\.__init__\(\) takes 1"):
+        kind("laplace")
+    with pytest.raises(ValueError, match=rf"'width' for estimator {kind.__name__}\("):
+        kind().set_params(width=1.0)
+    with pytest.raises(TypeError, match=rf"^{kind.__name__}\.fit\(\) missing .*'y'"):
+        kind().fit(X)
+    with pytest.raises(TypeError, match=rf"^{kind.__name__}\.predict\(\) got an"):
+        kind().predict(X, return_std=True)
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_a_subclass_may_have_a_constructor_of_its_own(kind):
+    class Narrow(kind):
+        def __init__(self, *, ridge=0.5, note=""):
+            super().__init__(ridge=ridge, bandwidth=2.0, n_iter=1)
+            self.note = note
+
+    machine = clone(Narrow(note="mine")).fit(X, answers(kind))
+    plain = kind(ridge=0.5, bandwidth=2.0, n_iter=1).fit(X, answers(kind))
+    np.testing.assert_array_equal(machine.predict(FRESH), plain.predict(FRESH))
+    assert set(machine.get_params()) == {"ridge", "note"}
+
+
+def test_a_parameter_of_a_subclass_may_end_like_what_is_learned():
+    class Other(RFMRegressor):
+        def __init__(self, *, lambda_=0.5):
+            super().__init__(ridge=lambda_, n_iter=0)
+            self.lambda_ = lambda_
+
+    machine = Other().fit(X, NUMBERS)
+    machine.fit(X[:, :2], NUMBERS)
+    assert clone(machine).lambda_ == machine.lambda_ == 0.5
+
+
 @pytest.mark.parametrize("kind", ESTIMATORS)
 def test_an_unfitted_machine_says_so(kind):
     for name in ("predict", "jacobian"):
@@ -211,6 +252,23 @@ def test_several_label_columns_have_no_accuracy_but_indicators_do(labels):
         machine.score(X, labels)
     ones = (np.asarray(CODES)[:, None] == [0, 1]).astype(int)
     assert 0 < RFMClassifier(n_iter=0).fit(X, ones).score(X, ones) <= 1
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+@pytest.mark.parametrize(
+    ("y", "words"),
+    [
+        (None, "given, got None"),
+        (np.zeros(3), "as long as X, which has 60 rows, got 3 answers"),
+        (np.full(N, np.nan), "got 60 "),
+        (np.full(N, 1j), "got an array of complex128"),
+    ],
+    ids=["None", "short", "missing", "complex"],
+)
+def test_answers_that_cannot_be_scored_are_refused_in_the_house_form(kind, y, words):
+    machine = kind(n_iter=0).fit(X, answers(kind))
+    with pytest.raises(ValueError, match=f"^{kind.__name__}: y must be .*{words}"):
+        machine.score(X, y)
 
 
 def test_label_columns_of_different_kinds_come_back_as_they_were():
@@ -255,3 +313,27 @@ def test_sample_weights_reach_a_machine_through_metadata_routing():
         pipeline = make_pipeline(scaler, machine)
         first = pipeline.fit(X, NUMBERS, sample_weight=np.arange(N) < 30)
     assert len(first[-1].X_fit_) == 30
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"solver": "cg"},
+        {"kernel": "product_laplace"},
+        {"bandwidth_rule": "median", "bandwidth": 1.0},
+        {"validation_fraction": 0.2, "random_state": 0},
+        {"max_leaf_size": 20, "random_state": 0},
+        {"max_leaf_size": 20, "validation_fraction": 0.2, "random_state": 0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", [RFMClassifier, RFMRegressor])
+def test_a_default_device_of_torch_is_none_of_ours(kind, settings):
+    y = WORDS if kind is RFMClassifier else NUMBERS
+    wanted = kind(n_iter=1, **settings).fit(X, y).jacobian(FRESH)
+    with torch.device("meta"):  # which keeps no values, so that nothing may go there
+        machine = kind(n_iter=1, **settings).fit(X, y)
+        machine.predict(FRESH)
+        found = machine.jacobian(FRESH)
+    np.testing.assert_array_equal(found, wanted)

@@ -5,11 +5,11 @@ import warnings
 import numpy as np
 import pytest
 
-from normalign.estimators import RFMRegressor
+from normalign.estimators import RFAMClassifierCV, RFMClassifier, RFMRegressor
 from normalign.estimators.arrays import checked_features
 from normalign.estimators.base import two_seeds
 from normalign.estimators.selection import RFAMRegressorCV
-from tests.estimators.tables import NUMBERS, X
+from tests.estimators.tables import CODES, NUMBERS, N, X
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,47 @@ def test_a_warning_points_at_the_line_that_fits(kind, changes, said):
         kind(n_iter=0, **changes).fit(x, y)
     (warning,) = [one for one in caught if said in str(one.message)]
     assert warning.filename == __file__
+
+
+@pytest.mark.parametrize("rule", ["fixed", "median"])
+def test_neighbours_that_even_double_precision_blurs_are_warned_of(rule):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3))
+    y = np.sin(2 * x[:, 0])
+    x[:20] += 1e8  # a third of the rows in a group far away
+    scale = {"bandwidth_rule": rule, "bandwidth": 10.0 if rule == "fixed" else 1.0}
+    with pytest.warns(UserWarning, match="of neighbours may be off by .*, even in fl"):
+        RFMRegressor(**scale, n_iter=0).fit(x, y)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*neighbours")
+        warnings.filterwarnings("ignore", message=".*bandwidths apart")
+        RFMRegressor(**scale, n_iter=0, kernel="product_laplace").fit(x, y)
+        # a single row has no neighbours to lose, and a bandwidth may hold all rows
+        RFMRegressor(**scale, n_iter=0).fit(x[19:], y[19:])
+        RFMRegressor(bandwidth=1e8, n_iter=0).fit(x, y)
+        RFMRegressor(n_iter=0).fit(1e20 * X, NUMBERS)  # no row is like another
+
+
+@pytest.mark.parametrize("kind", [RFMClassifier, RFAMClassifierCV])
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (CODES[:, None], "A column-vector y was passed"),
+        (np.arange(N) // 1.5 // 1, "could represent a regression problem"),
+    ],
+)
+def test_labels_are_warned_of_once_at_the_line_that_fits(kind, labels, said):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kind(n_iter=0).fit(X, labels)
+    assert [said in str(one.message) for one in caught] == [True]
+    assert caught[0].filename == __file__
+
+
+def test_folds_with_few_rows_of_many_classes_are_not_warned_of():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        RFAMClassifierCV(n_iter=0, cv=2).fit(X, np.arange(N) // 2)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -54,3 +54,11 @@ def test_a_glance_is_enough_to_see_that_rows_of_ordinary_tables_differ():
     table = 1e-9 * rng.normal(size=(50, 2))
     table[0] = 1
     assert not Look.at(table).differs()
+
+
+def test_a_look_goes_to_the_end_of_a_table():
+    for n in (1, 31, 33, 60, 63, 64, 100, 5000):
+        table = np.arange(n, dtype=float)[:, None]
+        some = Look.at(table).some
+        assert len(some) <= 32
+        assert some[-1, 0] >= n - 1 - n / 16

@@ -536,6 +536,19 @@ def test_a_classifier_in_parts_answers_like_one_in_one_piece():
     )
 
 
+def test_probabilities_in_parts_do_not_move_between_fits():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(900, 3))
+    labels = x[:, 0] + rng.normal(size=900) > 0
+    # so few rows are cut in one way only, whatever the seed
+    settings = {"max_leaf_size": 400, "n_iter": 1, "ridge": 0.1}
+    first, second = (
+        RFMClassifier(**settings, random_state=seed).fit(x, labels).predict_proba(x)
+        for seed in (0, 1)
+    )
+    np.testing.assert_array_equal(first, second)
+
+
 def test_an_estimator_keeps_its_best_iteration_in_parts():
     x, y = rows(300)
     settings = {"max_leaf_size": 80, "validation_fraction": 0.2, "random_state": 0}

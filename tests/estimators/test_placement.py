@@ -6,11 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from scipy.spatial.distance import cdist
 
 from normalign.estimators.placement import (
     Frame,
     chosen_device,
     chosen_dtype,
+    neighbours_rounding,
     power_of_two,
     rounding_share,
 )
@@ -139,3 +141,17 @@ def test_devices_are_taken_by_name_or_where_the_table_is():
         chosen_device("fit", "nowhere", 10)
     with pytest.raises(ValueError, match="fit: device must be"):
         chosen_device("fit", 3.5, 10)
+
+
+@pytest.mark.parametrize("distance", [1e5, 1e6, 1e7, 1e8])
+def test_the_rounding_of_neighbours_bounds_what_squares_make_of_their_kernel(distance):
+    x = np.random.default_rng(0).normal(size=(80, 4))
+    x[::2] += distance
+    inside = Frame.around(x).enter(x, torch.float64)
+    bandwidth = 10 / Frame.around(x).unit
+    squares = np.einsum("ij,ij->i", inside, inside)
+    found = squares[:, None] + squares - 2 * inside @ inside.T
+    apart = np.sqrt(np.maximum(found[::2, ::2], 0))
+    off = np.exp(-apart / bandwidth) - np.exp(-cdist(x[::2], x[::2]) / 10)
+    bound = neighbours_rounding(inside, torch.float64, bandwidth)
+    assert np.median(np.abs(off)) <= bound <= 100 * np.abs(off).max()

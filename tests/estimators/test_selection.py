@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import joblib
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 from sklearn.base import clone
 from sklearn.exceptions import UndefinedMetricWarning
 from sklearn.metrics import accuracy_score, get_scorer, log_loss, r2_score
@@ -102,6 +104,41 @@ def test_any_scorer_sees_what_a_fresh_fit_would_show_it(scoring):
     scorer = get_scorer(scoring)
     found = plain_loop(RFAMClassifier, splits, WORDS, scorer=scorer, random_state=0)
     agree(machine, found)
+
+
+def test_probabilities_by_conjugate_gradients_are_scored_as_of_fresh_fits():
+    splits = list(KFold(10).split(X))  # 81 rows, of which 64 are left out one by one
+    fixed = {"solver": "cg", "random_state": 0}
+    machine = RFAMClassifierCV(
+        **{**SMALL, "ridges": (1.0,)}, cv=splits[:1], scoring="neg_log_loss", **fixed
+    )
+    machine.fit(X, WORDS)
+    train, test = splits[0]
+    scorer = get_scorer("neg_log_loss")
+    for params, score in zip(
+        machine.cv_results_["params"],
+        machine.cv_results_["mean_test_score"],
+        strict=True,
+    ):
+        plain = RFAMClassifier(**params, **fixed).fit(X[train], WORDS[train])
+        # conjugate gradients end within their tolerance
+        assert score == pytest.approx(scorer(plain, X[test], WORDS[test]), rel=1e-6)
+
+
+def test_a_scoring_function_sees_the_rows_of_a_frame():
+    frame = pd.DataFrame(X, columns=["price", "size", "rooms"])
+    weights = np.arange(90) % 3  # every third row is none
+
+    def paid(machine, x, y, sample_weight=None):
+        assert x.index.to_numpy() % 3 @ np.ones(len(x)) == sample_weight.sum()
+        return float(x["price"][machine.predict(x) == y].sum())
+
+    settings = {**SMALL, "cv": 2, "random_state": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of names that a machine has not seen
+        machine = RFAMClassifierCV(**settings, scoring=paid)
+        machine.fit(frame, WORDS, weights)
+    assert np.isfinite(machine.best_score_)
 
 
 def test_a_scoring_function_of_ones_own_is_used():
@@ -216,6 +253,38 @@ def test_no_class_is_said_to_be_missing_where_none_is(scoring, error, columns):
     with pytest.raises(error, match=words) as caught:
         machine.fit(X, y)
     assert "fewer folds" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "scoring", ["neg_log_loss", lambda machine, x, y: machine.accuracy]
+)
+def test_what_a_machine_does_not_have_for_a_scorer_is_said_in_the_house_form(scoring):
+    machine = RFAMRegressorCV(**SMALL, cv=2, scoring=scoring)
+    words = "^RFAMRegressorCV: scoring must .*one that says: '?RFAMRegressorCV'? .* att"
+    with pytest.raises(ValueError, match=words):
+        machine.fit(X, NUMBERS)
+
+
+def test_complaints_about_a_single_fold_are_made_in_the_name_of_the_search():
+    # without its first row this table is too small for any unit
+    table = np.array([[1.0], [1e-250], *[[0.0]] * 6])
+    words = "^RFAMRegressorCV: X must be spread over"
+    with pytest.raises(ValueError, match=words):
+        RFAMRegressorCV(**SMALL, cv=4).fit(table, np.arange(8.0))
+
+
+@pytest.mark.parametrize(("kind", "plain"), KINDS)
+def test_a_subclass_with_a_constructor_of_its_own_is_searched_with_its_parameters(
+    kind, plain
+):
+    class Narrow(kind):
+        def __init__(self, *, random_state=0, note=""):
+            super().__init__(**SMALL, cv=2, bandwidth=2.0, random_state=random_state)
+            self.note = note
+
+    machine = clone(Narrow(note="mine")).fit(X, answers(kind))
+    refit = plain(**machine.best_params_, bandwidth=2.0).fit(X, answers(kind))
+    np.testing.assert_array_equal(machine.predict(X), refit.predict(X))
 
 
 @pytest.mark.parametrize(
@@ -680,6 +749,16 @@ def test_the_contract_of_scikit_learn_holds(kind):
 @pytest.mark.parametrize("kind", [RFAMClassifierCV, RFAMRegressorCV])
 def test_the_contract_of_scikit_learn_holds_with_all_defaults(kind):
     check_estimator(kind())
+
+
+@pytest.mark.parametrize("kind", [RFAMClassifierCV, RFAMRegressorCV])
+def test_a_default_device_of_torch_is_none_of_ours(kind):
+    settings = {**SMALL, "cv": 2, "random_state": 0}
+    wanted = kind(**settings).fit(X, answers(kind))
+    with torch.device("meta"):  # which keeps no values, so that nothing may go there
+        found = kind(**settings).fit(X, answers(kind))
+    assert found.best_params_ == wanted.best_params_
+    np.testing.assert_array_equal(found.dual_coef_, wanted.dual_coef_)
 
 
 def test_a_bar_counts_trajectories(capfd):

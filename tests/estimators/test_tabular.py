@@ -162,7 +162,7 @@ def test_dates_in_any_dress_are_no_categories(days):
 
 def test_complex_columns_get_advice_of_their_own():
     frame = TABLE.assign(wave=np.full(N, 1j))
-    with pytest.raises(ValueError, match=r"'wave' must .* the imaginary part\.$"):
+    with pytest.raises(ValueError, match=r"'wave' must .* two columns of each\.$"):
         make_tabular_pipeline(RFMClassifier()).fit(frame, LABEL)
 
 
@@ -309,7 +309,9 @@ def test_wrong_arguments_are_refused():
     ids=["series", "one dimension", "three", "tensor"],
 )
 def test_what_has_no_columns_is_refused_in_fit_and_later(values):
-    words = r"^make_tabular_pipeline: X must be a table .*, got a \w+ of shape .* One"
+    words = (
+        r"^make_tabular_pipeline: X must be a table .*, got a [ \w]+ of shape .* one"
+    )
     with pytest.raises(ValueError, match=words):
         make_tabular_pipeline(RFMClassifier()).fit(values, LABEL)
     pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(TABLE, LABEL)
@@ -323,6 +325,99 @@ def test_names_of_several_levels_are_refused_with_the_remedy():
         make_tabular_pipeline(RFMClassifier()).fit(frame, LABEL)
     frame.columns = ["_".join(map(str, name)) for name in frame.columns]
     make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(frame, LABEL)
+
+
+@pytest.mark.parametrize("names", [[1, 0], [2020, 2021], [0.5, 0.7], [-1, -2]], ids=str)
+def test_numbers_that_are_names_are_not_taken_for_positions(names):
+    frame = pd.DataFrame({names[0]: AGE, names[1]: CITY})
+    plain = pd.DataFrame({"age": AGE, "city": CITY})
+    machine = RFMClassifier(n_iter=1)
+    found = make_tabular_pipeline(machine).fit(frame, LABEL).predict_proba(frame)
+    wanted = make_tabular_pipeline(machine).fit(plain, LABEL).predict_proba(plain)
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_categories_are_named_by_numbers_where_columns_are():
+    frame = pd.DataFrame({1: np.arange(N) % 3, 0: AGE})
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0), categorical=[1])
+    names = pipeline.fit(frame, LABEL)[:-1].get_feature_names_out()
+    assert list(names) == ["numbers__x1", *(f"categories__x0_{i}" for i in range(3))]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (
+            TABLE.drop(columns=["age", "city"]),
+            r"columns of fit, .* \['age', 'city'",
+        ),
+        (TABLE.to_numpy(), "the columns of fit, got one without names"),
+        (TABLE.set_axis([*"abcdefg", "a"], axis=1), r"names, got \['a'\] more than"),
+        (TABLE.set_axis([*"abcdefg", 1], axis=1), r"or none, got both\. .*astype\(str"),
+        ({"age": AGE}, r"rows and columns, got a dict\. Pass a DataFrame"),
+        (None, r"rows and columns, got None\. Pass a DataFrame"),
+    ],
+    ids=["missing", "array", "twice", "mixed", "dict", "None"],
+)
+def test_tables_with_other_columns_than_in_fit_are_refused(changed, words):
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(TABLE, LABEL)
+    with pytest.raises(ValueError, match=f"^make_tabular_pipeline: X must .*{words}"):
+        pipeline.predict(changed)
+
+
+def test_arrays_of_another_width_than_in_fit_are_refused():
+    array = AGE[:, None] ** [1, 2, 3]
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(array, LABEL)
+    words = r"of 3 columns, as in fit, got one of 2\. X has 2 features, but"
+    with pytest.raises(ValueError, match=words):
+        pipeline.predict(array[:, :2])
+
+
+def test_names_that_are_no_texts_must_come_in_the_order_of_fit():
+    frame = pd.DataFrame({2020: AGE, 2021: AGE**2})
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(frame, LABEL)
+    with pytest.raises(ValueError, match=r"in their order, got one with \['2021', '2"):
+        pipeline.predict(frame[[2021, 2020]])
+    # where there are no names there is an order only
+    found = pipeline.predict(frame.to_numpy())
+    np.testing.assert_array_equal(found, pipeline.predict(frame))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (pd.Timestamp("2020"), "column 'age' must be .* Turn dates into numbers"),
+        (datetime.date(2020, 1, 1), "column 'age' must be .* Turn dates into numbers"),
+        (pd.Timedelta("1D"), "column 'age' must be .* Turn dates into numbers"),
+        (1j, "column 'age' must be .* Complex data not supported"),
+    ],
+    ids=["time", "date", "duration", "complex"],
+)
+def test_what_has_no_place_in_fit_has_none_later(value, words):
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(TABLE, LABEL)
+    with pytest.raises(ValueError, match=f"^make_tabular_pipeline: {words}"):
+        pipeline.predict(TABLE.assign(age=value))
+
+
+@pytest.mark.parametrize("missing", [None, pd.NA, np.nan, pd.NaT], ids=str)
+def test_a_row_in_which_all_is_missing_is_answered(missing):
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(TABLE, LABEL)
+    row = pd.DataFrame({name: [missing] for name in TABLE}, dtype=object)
+    wanted = pipeline.predict_proba(TABLE.iloc[:1].assign(**dict.fromkeys(TABLE)))
+    np.testing.assert_array_equal(pipeline.predict_proba(row), wanted)
+
+
+def test_a_table_without_rows_is_refused():
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(TABLE, LABEL)
+    for table in (TABLE.iloc[:0], TABLE.to_numpy()[:0]):
+        with pytest.raises(ValueError, match=r"^make_.*of shape \(0, 8\)\. .*0 sample"):
+            pipeline.predict(table)
+
+
+def test_columns_may_come_in_another_order_and_with_others():
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(TABLE, LABEL)
+    other = TABLE[TABLE.columns[::-1]].assign(more=1.0)
+    np.testing.assert_array_equal(pipeline.predict(other), pipeline.predict(TABLE))
 
 
 def test_kinds_of_columns_are_told_by_type_or_value():

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
+from sklearn.exceptions import DataConversionWarning
 
 from normalign.estimators.targets import (
     class_labels,
@@ -112,7 +113,7 @@ def test_a_class_without_a_row_that_counts_is_no_class():
         ([[["a"]]], r"shape \(n,\) or \(n, o\)"),
         (np.zeros((3, 0)), r"shape \(n,\) or \(n, o\), not empty, got shape \(3, 0\)"),
         (["a", "b"], "as long as X"),
-        ([[0, 1], [1, 1], [0, 1]], "column 1 of y must be of at least two classes"),
+        ([[0, 1], [1, 1], [0, 1]], "of at least two classes, got one class, 1"),
         (None, "requires y to be passed"),
         ([0.5, 1.5, 2.5], "Unknown label type"),
         (np.array([0.5, 1.5, 2.5], dtype=object), "Unknown label type"),
@@ -121,11 +122,24 @@ def test_a_class_without_a_row_that_counts_is_no_class():
         (np.array([b"a", b"b", b"a"], dtype=object), "got bytes. Decode them"),
         (np.array([(1,), (2,), None], dtype=object)[[0, 1, 0]], "type tuple"),
         (np.ma.masked_equal([1, 0, 2], 2), "without missing ones, got 1 missing"),
+        (np.array([1, 2, 1]) + 0j, "integers, booleans or texts, got .*complex128"),
+        (np.array([1, 10**30, 1], dtype=object), "booleans or texts, got .* object"),
+        (["a", "a", "a"], r"two classes, got one class, 'a'\."),
+        ([7, 7, 7], r"two classes, got one class, 7\."),
     ],
 )
 def test_labels_that_say_nothing_or_are_none_are_refused(labels, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=f"^fit: (column 1 of )?y must be .*{words}"):
         class_labels("fit", labels, n=3)
+
+
+def test_labels_are_read_without_a_warning_but_what_to_tell_is_kept():
+    column = class_labels("fit", np.array([["a"], ["b"]]))
+    assert [type(caution) for caution in column.cautions] == [DataConversionWarning]
+    many = class_labels("fit", np.arange(30))
+    assert "could represent a regression problem" in str(many.cautions[0])
+    assert not class_labels("fit", np.arange(30) % 15).cautions
+    assert not class_labels("fit", np.arange(20)).cautions
 
 
 def test_numbers_keep_their_shape_in_mind():
@@ -152,7 +166,7 @@ def test_numbers_keep_their_shape_in_mind():
         (["a", "b", "c"], "y must be real numbers.*classifier"),
         (["1", "2", "3"], "y must be real numbers.*classifier"),
         (np.array(["a", 1, 2], dtype=object), "y must be real numbers.*classifier"),
-        (np.ones(3) + 1j, "y must be real numbers"),
+        (np.ones(3) + 1j, "y must be real numbers.*two targets of each"),
         (pd.Series(pd.date_range("2020", periods=3)), "Turn dates into numbers"),
         (pd.Series(pd.date_range("2020", periods=3, tz="UTC")), "Turn dates into"),
         (np.arange(3).astype("m8[D]"), "Turn dates into numbers"),
@@ -169,3 +183,9 @@ def test_sparse_answers_are_refused_with_the_remedy():
     for read in (class_labels, numbers):
         with pytest.raises(TypeError, match="toarray"):
             read("fit", sparse.csr_array(np.eye(3)))
+
+
+def test_classes_whose_columns_will_not_fit_are_refused_before_they_are_made():
+    words = r"^fit: y must be of so few classes .*got 1000000 classes in 1000000 rows"
+    with pytest.raises(ValueError, match=words + ".* A regressor takes numbers"):
+        class_labels("fit", np.arange(1_000_000))  # 24 TB

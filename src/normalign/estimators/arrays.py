@@ -11,11 +11,11 @@ import torch
 from scipy import sparse
 from sklearn.utils.validation import validate_data
 
-from normalign._checks import complaint, require, require_kind
+from normalign._checks import complaint, describe, require, require_kind
 from normalign.estimators.cells import kinds_of, type_kind, unmasked, with_nan
 from normalign.estimators.frames import in_pandas
 
-__all__ = ["Origin", "as_numpy", "checked_features", "checked_weights"]
+__all__ = ["Origin", "as_numpy", "checked_features", "checked_weights", "filled"]
 
 # Weights by which any ridge can be divided in single precision.
 _WEIGHTS = (1e-20, 1e20)
@@ -109,7 +109,7 @@ def checked_features(estimator: Any, X: Any, *, reset: bool) -> np.ndarray:
         If X is sparse, a frame that pandas cannot take over, or holds objects that are
         no values at all.
     ValueError
-        If X has text, dates, categories, complex, missing or infinite values; in
+        If X has text, dates, categories, complex, missing or infinite values; with
         scikit-learn's words if its shape or its columns' names are wrong.
     """
     callee = type(estimator).__name__
@@ -121,14 +121,29 @@ def checked_features(estimator: Any, X: Any, *, reset: bool) -> np.ndarray:
         table, estimator.n_features_in_ = given, given.shape[1]
         vars(estimator).pop("feature_names_in_", None)
     else:
-        table = validate_data(
+        table = _validated(estimator, given, reset=reset)
+    _require_finite(callee, table, getattr(estimator, "feature_names_in_", None))
+    return table
+
+
+def _validated(estimator: Any, given: Any, *, reset: bool) -> np.ndarray:
+    """What scikit-learn makes of a table; what it refuses in the form of the house."""
+    try:
+        table: Any = validate_data(
             estimator,
-            _filled(given),
+            filled(given),
             reset=reset,
             dtype=[np.float64, np.float32],
             ensure_all_finite=False,
         )
-    _require_finite(callee, table, getattr(estimator, "feature_names_in_", None))
+    except (TypeError, ValueError) as error:
+        rule = "a table of rows and columns" if reset else "a table as in fit"
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        came, said = describe(given), str(error).strip()
+        # what it says is what scikit-learn's users know
+        raise kind(
+            complaint(type(estimator).__name__, "X", rule, came, said)
+        ) from error
     return table
 
 
@@ -186,8 +201,14 @@ def _read(callee: str, X: Any) -> Any:
     return as_numpy(X)
 
 
-def _filled(table: Any) -> Any:
-    """Objects with NaN where something is missing, which no float() knows."""
+def filled(table: Any) -> Any:
+    """A table whose objects are NaN where something is missing, for float() to know.
+
+    Examples
+    --------
+    >>> filled(np.array([[1.5, None]], dtype=object))
+    array([[1.5, nan]])
+    """
     if _is_frame(table):
         objects = any(str(kind) == "object" for kind in table.dtypes)
         return table.where(table.notna(), np.nan) if objects else table
@@ -295,11 +316,12 @@ def checked_weights(callee: str, sample_weight: Any, n: int) -> np.ndarray | Non
         weights.shape == (n,), callee, "sample_weight",
         f"one number for each of the {n} rows", f"shape {weights.shape}",
     )  # fmt: skip
-    require(
-        bool(np.isfinite(weights).all() and (weights >= 0).all()), callee,
-        "sample_weight", "finite and not negative",
-        f"weights from {weights.min()} to {weights.max()}",
-    )  # fmt: skip
+    bad = ~(np.isfinite(weights) & (weights >= 0))
+    if bad.any():
+        told = f"{bad.sum()} that are not, {weights[bad][0]} among them"
+        raise ValueError(
+            complaint(callee, "sample_weight", "finite and not negative", told)
+        )
     used = weights[weights > 0]
     require(
         len(used) > 0, callee, "sample_weight", "positive for some row",

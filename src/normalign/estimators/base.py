@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Self
+from inspect import getattr_static, signature
+from types import FunctionType
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -39,7 +41,14 @@ from normalign.estimators.problem import Problem, held_out_rows
 from normalign.estimators.targets import Answers
 from normalign.kernels import Iteration, Solver
 
-__all__ = ["KernelMachine", "two_seeds", "unchanged_on_failure"]
+__all__ = [
+    "KernelMachine",
+    "two_seeds",
+    "unchanged_on_failure",
+    "under_its_own_name",
+]
+
+_Kind = TypeVar("_Kind")
 
 # Rows that temperatures are fitted on: what they cost is then below the solve's cost.
 _CALIBRATION_ROWS = 500
@@ -122,6 +131,8 @@ class KernelMachine(FittedMachine, ABC):
             weights = checked_weights(type(self).__name__, sample_weight, len(table))
             kept = None if weights is None else weights > 0
             answers = self._answers(y, len(table), kept)
+            for caution in answers.cautions:
+                warnings.warn(caution, stacklevel=callers_level())
             if weights is not None:
                 table, weights = table[kept], weights[kept]
             self._fit_problem(self._problem(table, answers, weights, Origin.of(X)))
@@ -140,8 +151,12 @@ class KernelMachine(FittedMachine, ABC):
         """Learn from rows that were left out; nothing unless there are classes."""
 
     def _forget(self) -> None:
-        for name in [n for n in vars(self) if n.endswith("_") or n == "_machine"]:
-            delattr(self, name)
+        found = [n for n in vars(self) if n.endswith("_") or n == "_machine"]
+        # a subclass may have a parameter with such a name: lambda_
+        given = _parameters(type(self)) if found else ()
+        for name in found:
+            if name not in given:
+                delattr(self, name)
 
     def _problem(
         self,
@@ -226,9 +241,10 @@ class KernelMachine(FittedMachine, ABC):
             callee, problem, solver=self.solver, limit=self._limit(),
             most=self.max_leaf_size, diagonal=bool(self.diagonal),
         )  # fmt: skip
-        if self.bandwidth_rule == "fixed":
+        fixed = self.bandwidth_rule == "fixed"
+        if fixed:
             warn_of_scale(callee, problem, recipe.kernel)
-        warn_of_rounding(callee, problem, recipe.kernel)
+        warn_of_rounding(callee, problem, recipe.kernel, fixed=fixed)
         if in_parts:
             self._fit_parts(problem, held, recipe, for_fit)
         else:
@@ -242,8 +258,7 @@ class KernelMachine(FittedMachine, ABC):
         self.feature_importances_ = share / (share.sum() or 1.0)
         self._machine = []  # made when it is first asked for
         if held is not None:
-            x = torch.as_tensor(held.inside(), dtype=DTYPES[self.dtype_])
-            x = x.to(problem.device)
+            x = torch.from_numpy(held.inside()).to(problem.device, DTYPES[self.dtype_])
             self._calibrate(self._outputs_inside(x), held.answers.columns, held.weights)
 
     def _fit_whole(
@@ -353,6 +368,44 @@ class _WatchedRecipe(Recipe):
         yield from tqdm(plain, total=self.n_iter + 1, desc=self.title)
 
 
+def under_its_own_name(kind: type[_Kind]) -> type[_Kind]:
+    """Give a class what it inherits from this package under its own name.
+
+    Python complains of unknown and of missing arguments in the name of the function
+    that it called, and the classes in which these stand are known to nobody.
+
+    Examples
+    --------
+    >>> @under_its_own_name
+    ... class Public(KernelMachine): ...
+    >>> Public.fit.__qualname__
+    'Public.fit'
+    """
+    for name in dir(kind):
+        function = getattr_static(kind, name)
+        public = name == "__init__" or not name.startswith("_")
+        if not (public and isinstance(function, FunctionType)):
+            continue
+        if function.__module__.startswith(f"{__package__}."):
+            setattr(kind, name, _named(function, f"{kind.__qualname__}.{name}"))
+    return kind
+
+
+def _named(function: FunctionType, qualname: str) -> FunctionType:
+    """The same function under another name."""
+    same = FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    same.__kwdefaults__ = function.__kwdefaults__
+    same.__annotations__, same.__doc__ = function.__annotations__, function.__doc__
+    same.__qualname__ = qualname
+    return same
+
+
 @contextmanager
 def unchanged_on_failure(estimator: Any) -> Iterator[None]:
     """Put an estimator back as it was if its fit does not come to an end."""
@@ -364,6 +417,11 @@ def unchanged_on_failure(estimator: Any) -> Iterator[None]:
         if not done:
             vars(estimator).clear()
             vars(estimator).update(before)
+
+
+@lru_cache(maxsize=64)
+def _parameters(kind: type) -> tuple[str, ...]:
+    return tuple(signature(kind).parameters)
 
 
 def two_seeds(random_state: Any) -> tuple[int, int]:

@@ -137,7 +137,7 @@ class Partitioned:
 
         At least in the precision that its coefficients needed.
         """
-        needed = torch.as_tensor(self.arrays["coef"]).dtype
+        needed = torch.as_tensor(self.arrays["coef"], device="cpu").dtype
         dtype = needed if dtype is None else torch.promote_types(dtype, needed)
         return assembled(self.x_fit, self.arrays, kernel, dtype=dtype, device=device)
 
@@ -182,5 +182,8 @@ def assembled(
         )
         for leaf, (start, stop) in enumerate(pairwise(offsets))
     )
-    cuts = (torch.tensor(arrays[n]) for n in ("directions", "bands", "children"))
-    return BlendedMachine(Tree(*cuts).to(device), machines)
+    cuts = (
+        torch.tensor(arrays[name], device=device)
+        for name in ("directions", "bands", "children")
+    )
+    return BlendedMachine(Tree(*cuts), machines)

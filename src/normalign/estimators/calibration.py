@@ -38,7 +38,8 @@ def probabilities(outputs: np.ndarray, temperature: float) -> np.ndarray:
     >>> probabilities(np.array([[0.0, 0.0]]), 3.0)
     array([[0.5, 0.5]])
     """
-    return softmax(temperature * np.asarray(outputs, dtype=np.float64), axis=1)
+    with np.errstate(under="ignore"):  # to zero
+        return softmax(temperature * np.asarray(outputs, dtype=np.float64), axis=1)
 
 
 def temperature(
@@ -88,7 +89,9 @@ def temperature(
     wanted = (1 - smoothing) * right + smoothing * scores.mean(axis=1)
 
     def slope(log_factor: float) -> float:
-        expected = (softmax(math.exp(log_factor) * scores, axis=1) * scores).sum(axis=1)
+        with np.errstate(under="ignore"):  # to zero
+            shares = softmax(math.exp(log_factor) * scores, axis=1)
+            expected = (shares * scores).sum(axis=1)
         return float(mass @ (expected - wanted)) / float(total)
 
     low, high = math.log(_BOUNDS[0]), math.log(_BOUNDS[1])

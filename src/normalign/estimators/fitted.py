@@ -14,7 +14,7 @@ from torch import Tensor
 from normalign._checks import describe, require, require_kind
 from normalign.estimators.arrays import Origin, checked_features
 from normalign.estimators.blended import assembled
-from normalign.estimators.placement import DTYPES, Frame, power_of_two
+from normalign.estimators.placement import DTYPES, Frame, farthest, power_of_two
 from normalign.kernels import KERNELS, Kernel, Machine
 from normalign.kernels.pull_back import Cotangent, jacobian_pull_back
 
@@ -39,6 +39,13 @@ def _narrowed(answer: np.ndarray, dtype: np.dtype) -> np.ndarray:
         return answer
     largest = np.abs(answer).max(initial=0.0)
     return answer.astype(dtype) if largest <= np.finfo(dtype).max else answer
+
+
+def _measures(machine: Any) -> tuple[torch.dtype, float]:
+    """The precision of a machine, whole or in parts, and its bandwidth."""
+    if isinstance(machine, Machine):
+        return machine.coef.dtype, machine.kernel.bandwidth
+    return machine.dtype, min(part.kernel.bandwidth for part in machine.machines)
 
 
 class FittedMachine(BaseEstimator):
@@ -112,12 +119,12 @@ class FittedMachine(BaseEstimator):
         check_is_fitted(self)
         self._require_points(X)
         machine, scale = self._model()
-        whole = isinstance(machine, Machine)
-        dtype = machine.coef.dtype if whole else machine.dtype
-        place = self._device_here()
+        dtype, bandwidth = _measures(machine)
+        far, place = farthest(dtype, bandwidth), self._device_here()
         location = torch.as_tensor(self.location_, device=place)
         intercept = torch.as_tensor(self.intercept_, device=place)
         inside = (X.detach().to(place, torch.float64) - location) / self.unit_
+        inside = inside.clamp(-far, far).to(dtype)
 
         def outer(found: Tensor, rows: slice) -> Tensor:
             given = cotangent(found.double() * scale + intercept, rows)
@@ -126,11 +133,11 @@ class FittedMachine(BaseEstimator):
             require(fits, type(self).__name__, "cotangent", rule, describe(given))
             return given.to(dtype)
 
-        if whole:
-            outputs, gradient = machine.pull_back(inside.to(dtype), outer)
+        if isinstance(machine, Machine):
+            outputs, gradient = machine.pull_back(inside, outer)
         else:
             outputs, gradient = jacobian_pull_back(
-                inside.to(dtype), outer, outputs=machine, jacobian=machine.jacobian
+                inside, outer, outputs=machine, jacobian=machine.jacobian
             )
         outputs = outputs.double() * scale + intercept
         gradient = gradient.double() * (scale / self.unit_)
@@ -167,9 +174,9 @@ class FittedMachine(BaseEstimator):
         def finish(answer: np.ndarray) -> Any:
             return origin.restored(_narrowed(answer, table.dtype))
 
-        machine, _ = self._model()
-        dtype = machine.coef.dtype if isinstance(machine, Machine) else machine.dtype
-        inside = Frame(self.location_, self.unit_).enter(table, dtype)
+        dtype, bandwidth = _measures(self._model()[0])
+        frame = Frame(self.location_, self.unit_)
+        inside = frame.enter(table, dtype, bandwidth=bandwidth)
         return torch.as_tensor(inside, device=self._device_here()), finish
 
     def _model(self) -> tuple[Any, float]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from sklearn.model_selection import check_cv
 
-from normalign._checks import complaint, require, require_kind
+from normalign._checks import complaint, describe, require, require_kind
 from normalign.estimators.targets import Answers, plain_labels, plain_numbers
 
 __all__ = ["chosen_splits", "shuffled_folds", "shuffled_split"]
@@ -165,7 +165,7 @@ def _given_splits(
         splitter: Any = check_cv(cv)
     except (TypeError, ValueError) as error:
         rule = "a number of folds, a share, a splitter or an iterable of splits"
-        raise ValueError(complaint(callee, "cv", rule, cv)) from error
+        raise ValueError(complaint(callee, "cv", rule, describe(cv))) from error
     table, y = given
     n, shown = len(table), _shown(callee, y, answers)
     try:

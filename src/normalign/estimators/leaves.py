@@ -19,6 +19,7 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from normalign.estimators.problem import same_rows
 from normalign.kernels import Iteration, Kernel, Solver, initial_metric
 from normalign.kernels.memory import available_bytes
 from normalign.kernels.recursion import iterate
@@ -29,6 +30,7 @@ __all__ = [
     "LeafJob",
     "Recipe",
     "fit_leaf",
+    "left_out_rows",
     "memory_share",
     "shared_threads",
     "solver_report",
@@ -245,7 +247,11 @@ def _fitted(job: LeafJob) -> FittedLeaf:
     ):
         worth = float(iteration.index)
         if job.validation is not None and recipe.score is not None:
-            held = [torch.tensor(p).to(iteration.machine.coef) for p in job.validation]
+            coef = iteration.machine.coef
+            held = [
+                torch.tensor(part, dtype=coef.dtype, device=coef.device)
+                for part in job.validation
+            ]
             worth = recipe.score(iteration.machine(held[0]), held[1], held[2])
             scores.append(worth)
         now = time.monotonic()
@@ -267,11 +273,8 @@ def _fitted(job: LeafJob) -> FittedLeaf:
 
 def _record(iteration: Iteration, left_out: np.ndarray | None) -> FittedLeaf:
     machine, outputs = iteration.machine, None
-    if left_out is not None and iteration.solved.solver == "cg":
-        # each costs as many products as a solve
-        some = np.random.default_rng(0).permutation(left_out)[:_LEFT_OUT_BY_PRODUCTS]
-        left_out = np.sort(some)
     if left_out is not None:
+        left_out = left_out_rows(iteration, left_out)
         rows = torch.as_tensor(left_out, device=machine.coef.device)
         outputs = iteration.left_out(rows).cpu().double().numpy()
     return FittedLeaf(
@@ -286,6 +289,13 @@ def _record(iteration: Iteration, left_out: np.ndarray | None) -> FittedLeaf:
         solved=solver_report(iteration),
         cut_short=False,
     )
+
+
+def left_out_rows(iteration: Iteration, rows: np.ndarray) -> np.ndarray:
+    """Those of some rows that are left out: few where each costs as much as a solve."""
+    if iteration.solved.solver != "cg":
+        return rows
+    return rows[same_rows(len(rows), _LEFT_OUT_BY_PRODUCTS)]
 
 
 def solver_report(iteration: Iteration) -> dict[str, Any]:

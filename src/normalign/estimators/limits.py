@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from pathlib import Path
 
@@ -12,7 +13,11 @@ from scipy.spatial.distance import pdist
 
 from normalign._checks import complaint
 from normalign.estimators.look import TELLING
-from normalign.estimators.placement import rounding_noise, rounding_share
+from normalign.estimators.placement import (
+    neighbours_rounding,
+    rounding_noise,
+    rounding_share,
+)
 from normalign.estimators.problem import Problem
 from normalign.kernels import Kernel, estimate_memory
 from normalign.kernels.functions import Radial
@@ -25,6 +30,8 @@ _NEVER_MIND = 1 << 26
 # Share of small distances that rounding may be without a word, and how far below that
 # a quick look must find it.
 _ROUNDING, _MARGIN = 1e-3, 4
+# What the kernel of neighbours may be off by without a word.
+_BLUR = 1e-4
 _HERE = str(Path(__file__).parent)
 
 
@@ -115,13 +122,24 @@ def warn_of_scale(callee: str, problem: Problem, kernel: Kernel) -> None:
     )
 
 
-def warn_of_rounding(callee: str, problem: Problem, kernel: Kernel) -> None:
-    """Warn if float32 was asked for and distances between rows are lost in it."""
-    if problem.dtype == torch.float64:
-        return
-    squares, inside = isinstance(kernel, Radial), problem.inside()
-    # Far from the limit the few rows of a look will do; by squares more is lost.
+def warn_of_rounding(
+    callee: str, problem: Problem, kernel: Kernel, *, fixed: bool = True
+) -> None:
+    """Warn if distances between rows are lost: in float32 asked for, or in any.
+
+    Parameters
+    ----------
+    fixed : bool, default=True
+        Whether the kernel's bandwidth is one, and no multiple of a median distance.
+    """
+    inside = problem.inside()
     largest = float(np.einsum("ij,ij->i", inside, inside).max())
+    if problem.dtype == torch.float64:
+        if isinstance(kernel, Radial):
+            _warn_of_lost_neighbours(callee, problem, kernel, largest, fixed)
+        return
+    squares = isinstance(kernel, Radial)
+    # Far from the limit the few rows of a look will do; by squares more is lost.
     noise = rounding_noise(problem.dtype, inside.shape[1])
     if _MARGIN * noise * largest <= _ROUNDING * problem.look.squares[0]:
         return
@@ -132,6 +150,28 @@ def warn_of_rounding(callee: str, problem: Problem, kernel: Kernel) -> None:
         f"{callee}: rows are so far apart that {lost:.1g} of a small distance between "
         'them may be rounding in float32. Set dtype="float64", or scale the columns '
         "(StandardScaler; RobustScaler if there are outliers).",
+        UserWarning,
+        stacklevel=callers_level(),
+    )
+
+
+def _warn_of_lost_neighbours(
+    callee: str, problem: Problem, kernel: Radial, largest: float, fixed: bool
+) -> None:
+    noise = rounding_noise(torch.float64, problem.inside().shape[1])
+    bandwidth = kernel.bandwidth
+    if not fixed:
+        apart = pdist(problem.look.some)
+        bandwidth *= float(np.median(apart[apart > 0])) if apart.any() else 1.0
+    if math.sqrt(noise * largest) <= _BLUR * bandwidth:
+        return  # no kernel is off by more
+    off = neighbours_rounding(problem.inside(), torch.float64, bandwidth)
+    if off <= _BLUR:
+        return
+    warnings.warn(
+        f"{callee}: rows are so far apart that the kernel of neighbours may be off by "
+        f"{off:.1g}, even in float64. Scale the columns (StandardScaler; RobustScaler "
+        "if there are outliers).",
         UserWarning,
         stacklevel=callers_level(),
     )

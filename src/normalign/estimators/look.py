@@ -34,7 +34,7 @@ class Look:
     @classmethod
     def at(cls, inside: np.ndarray) -> Look:
         """Look at rows evenly drawn from a table."""
-        some = inside[:: max(len(inside) // _SAMPLE, 1)][:_SAMPLE]
+        some = inside[:: max(-(-len(inside) // _SAMPLE), 1)]
         gram = some @ some.T
         norms = gram.diagonal()
         squares = (norms + norms[:, None] - 2 * gram).ravel()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from normalign._checks import complaint, require, require_kind
+from normalign._checks import complaint, describe, require, require_kind
 from normalign.kernels import KERNELS
 
 __all__ = ["check_parameters"]
@@ -56,10 +56,8 @@ def check_parameters(estimator: Any) -> None:
     if state is not None and not (type(state) is int and 0 <= state < 2**32):
         _check_random_state(callee, state)
     for name in ("diagonal", "center"):
-        require_kind(
-            isinstance(given[name], bool | np.bool_), callee, name, "True or False",
-            given[name],
-        )  # fmt: skip
+        if not isinstance(given[name], bool | np.bool_):
+            raise TypeError(_unlike(callee, name, "True or False", given[name]))
 
 
 def _check_counts(callee: str, given: dict[str, Any]) -> None:
@@ -110,6 +108,11 @@ def _check_exponent(callee: str, given: dict[str, Any]) -> None:
     )  # fmt: skip
 
 
+def _unlike(callee: str, name: str, rule: str, value: Any) -> str:
+    """A complaint about a value of any kind; a text is shown as one."""
+    return complaint(callee, name, rule, describe(value))
+
+
 def _require_choice(callee: str, name: str, value: Any, choices: tuple) -> None:
     if not (isinstance(value, str) and value in choices):
         rule = "one of " + ", ".join(f'"{choice}"' for choice in choices)
@@ -118,7 +121,8 @@ def _require_choice(callee: str, name: str, value: Any, choices: tuple) -> None:
 
 def _require_count(callee: str, name: str, value: Any, least: int) -> None:
     whole = isinstance(value, Integral) and not isinstance(value, bool)
-    require_kind(whole, callee, name, "an integer", value)
+    if not whole:
+        raise TypeError(_unlike(callee, name, "an integer", value))
     require(int(value) >= least, callee, name, f"{least} or more", value)
 
 
@@ -132,7 +136,8 @@ def _require_number(
     most: float | None = None,
 ) -> None:
     real = isinstance(value, Real) and not isinstance(value, bool)
-    require_kind(real, callee, name, "a number", value)
+    if not real:
+        raise TypeError(_unlike(callee, name, "a number", value))
     value = float(value)
     low = 0.0 if above is None else above
     fits = value >= low if above is None else value > low

@@ -90,7 +90,7 @@ def solve_part(job: PartJob) -> SolvedPart:
         outer = torch.zeros_like(machine.metric)
         if len(job.gradients_at):
             at = torch.tensor(job.gradients_at, device=outer.device)
-            shares = torch.tensor(job.shares).to(outer)
+            shares = _like(outer, job.shares)
             outer = shares.sum() * _gradient_outer(machine, machine.centers[at], shares)
         fitted, room = _without_a_unit(iteration, job)
         return SolvedPart(
@@ -117,12 +117,17 @@ def _without_a_unit(
     mass = np.ones(len(job.x)) if job.weights is None else job.weights
     ridges = job.recipe.ridge / mass
     residuals = ridges[asked, None] * machine.coef.cpu().double().numpy()[asked]
-    steep = torch.tensor(1 / ridges).to(machine.coef)[:, None].expand_as(machine.coef)
+    steep = _like(machine.coef, 1 / ridges)[:, None].expand_as(machine.coef)
     probe = replace(iteration, machine=replace(machine, coef=steep))
     rows = torch.tensor(asked, device=steep.device)
-    targets = torch.tensor(job.y[asked]).to(steep)
+    targets = _like(steep, job.y[asked])
     gain = (targets - probe.left_out(rows)).cpu().double().numpy()[:, 0]
     return job.y[asked] - residuals, 1 / np.maximum(gain, 1.0)
+
+
+def _like(tensor: Tensor, array: np.ndarray) -> Tensor:
+    """A copy of an array, which may be a map of a file, in the place of a tensor."""
+    return torch.tensor(array, dtype=tensor.dtype, device=tensor.device)
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,7 @@ def cut_axes(job: CutJob) -> np.ndarray:
     with shared_threads(job.n_jobs):
         recipe = job.recipe
         *_, last = recipe.iterations(job.x, job.y, job.weights, job.seed)
-        weights = torch.tensor(job.weights).to(last.machine.coef)
+        weights = _like(last.machine.coef, job.weights)
         metric = _gradient_outer(last.machine, last.machine.centers, weights)
         usable = bool(torch.isfinite(metric).all()) and bool(metric.any())
         return _axes(metric if usable else last.machine.metric, job.seed)
@@ -171,7 +176,8 @@ def _axes(metric: Tensor, seed: int) -> np.ndarray:
     values, vectors = torch.linalg.eigh(metric)
     own = vectors.flip(1)[:, :_OWN_AXES].T
     generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(_RANDOM_AXES, len(metric), generator=generator).double()
+    shape = _RANDOM_AXES, len(metric)
+    noise = torch.randn(shape, generator=generator, device="cpu").double()
     # The last random axis ignores the metric: rows may differ only where it is 0.
     seen = noise[:-1] @ (vectors * values.clamp(min=0).sqrt()) @ vectors.T
     axes = torch.cat([own, seen, noise[-1:]])

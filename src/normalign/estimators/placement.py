@@ -21,6 +21,8 @@ __all__ = [
     "Frame",
     "chosen_device",
     "chosen_dtype",
+    "farthest",
+    "neighbours_rounding",
     "power_of_two",
     "rounding_noise",
     "rounding_share",
@@ -42,8 +44,19 @@ _TARGET_SHARES = {torch.float32: 1e-12, torch.float64: 1e-140}
 _SAMPLE, _SMALL = 256, 0.1
 # Spreads of a table whose inverse and whose multiples are numbers.
 _SIZES = (1e-200, 1e300)
-# Beyond that many spreads of the training rows every kernel is zero.
+# Beyond that many spreads of the training rows, and bandwidths, every kernel is zero.
 _FAR = {torch.float32: 1e15, torch.float64: 1e150}
+
+
+def farthest(dtype: torch.dtype, bandwidth: float) -> float:
+    """Where, in a frame, a kernel of that bandwidth there is zero, and a number.
+
+    Examples
+    --------
+    >>> farthest(torch.float32, 5.0), farthest(torch.float32, 0.5)
+    (1000000000000000.0, 500000000000000.0)
+    """
+    return _FAR[dtype] * min(bandwidth, 1.0)
 
 
 def power_of_two(size: float) -> float:
@@ -106,13 +119,21 @@ class Frame:
             "Scale the columns (StandardScaler).",
         )  # fmt: skip
 
-    def enter(self, table: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-        """The table in this frame; rows too far to matter come nearer, but not near."""
-        with np.errstate(over="ignore"):  # to infinity, which is far
+    def enter(
+        self, table: np.ndarray, dtype: torch.dtype, *, bandwidth: float = 1.0
+    ) -> np.ndarray:
+        """The table in this frame; rows too far to matter come nearer, but not near.
+
+        Squares of their distances are numbers, in units of a bandwidth in this frame,
+        too.
+        """
+        # to infinity, which is far; beside it nothing is a number, and refused
+        with np.errstate(over="ignore", invalid="ignore"):
             inside = np.subtract(table, self.location, dtype=np.float64)
             inside /= self.unit
-        np.minimum(inside, _FAR[dtype], out=inside)
-        np.maximum(inside, -_FAR[dtype], out=inside)
+        far = farthest(dtype, bandwidth)
+        np.minimum(inside, far, out=inside)
+        np.maximum(inside, -far, out=inside)
         return inside.astype(str(dtype).removeprefix("torch."), copy=False)
 
     def identity_weight(self, identity_weight: float) -> float:
@@ -185,6 +206,48 @@ def rounding_share(inside: np.ndarray, dtype: torch.dtype, *, squares: bool) -> 
     ratio = largest / max(float(np.quantile(apart, _SMALL)), 1e-250)
     noise = rounding_noise(dtype, inside.shape[1])
     return noise * (ratio if squares else math.sqrt(ratio))
+
+
+def neighbours_rounding(
+    inside: np.ndarray, dtype: torch.dtype, bandwidth: float
+) -> float:
+    r"""How far the kernel of two neighbours may be off by rounding, for most of them.
+
+    .. math::
+
+        q_{0.9} \big( e^{-(r_{ij} - \delta_{ij}) / \ell} - e^{-r_{ij} / \ell} \big),
+        \qquad \delta_{ij} = \min(\sqrt{\eta_{ij}}, \, \eta_{ij} / 2 r_{ij}), \quad
+        \eta_{ij} = \epsilon \, (4 + \sqrt d) \max(|x_i|^2, |x_j|^2)
+
+    over the tenth of all pairs that is nearest, among at most 256 rows, evenly drawn
+    from the table; the same rows are no pair. Groups far away from the origin lose the
+    distances between their rows, which are differences of squares. A single row far
+    away does no harm to others.
+
+    Examples
+    --------
+    Two rows at distance one: five roundings of one, by half, in a thousand bandwidths.
+
+    >>> two = np.array([[0.0], [1.0]])
+    >>> off = neighbours_rounding(two, torch.float32, bandwidth=1000.0)
+    >>> round(1000 * off / 2.0**-23, 2)
+    2.5
+    """
+    some = _sample(inside)
+    apart, norms = pdist(some), np.einsum("ij,ij->i", some, some)
+    first, second = np.triu_indices(len(some), 1)
+    squares = np.maximum(norms[first], norms[second])[apart > 0]
+    apart = apart[apart > 0]
+    if not len(apart):
+        return 0.0
+    near = apart <= np.quantile(apart, _SMALL)
+    apart, squares = apart[near], squares[near]
+    error = rounding_noise(dtype, inside.shape[1]) * squares
+    off = np.minimum(np.sqrt(error), error / (2 * apart))
+    with np.errstate(under="ignore"):  # to zero
+        right = np.exp(-apart / bandwidth)
+        wrong = np.exp(-np.maximum(apart - off, 0) / bandwidth)
+    return float(np.quantile(wrong - right, 0.9))
 
 
 def rounding_noise(dtype: torch.dtype, d: int) -> float:

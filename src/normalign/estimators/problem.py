@@ -14,7 +14,7 @@ from normalign.estimators.look import Look
 from normalign.estimators.placement import Frame, power_of_two
 from normalign.estimators.targets import Answers
 
-__all__ = ["Problem", "Score", "held_out_rows"]
+__all__ = ["Problem", "Score", "held_out_rows", "same_rows"]
 
 # Targets may be that large: coefficients are larger by the size of 1 / ridge.
 _LARGEST_TARGET = 1e250
@@ -50,7 +50,8 @@ class Score:
         share = weights.double() / weights.double().sum()
         if not self.sizes:
             return _explained(outputs.double(), targets.double(), share)
-        shift = torch.as_tensor(self.intercept).to(outputs)
+        place = {"dtype": outputs.dtype, "device": outputs.device}
+        shift = torch.tensor(self.intercept, **place)
         blocks = zip(
             (outputs + shift).split(self.sizes, 1),
             (targets + shift).split(self.sizes, 1),
@@ -206,14 +207,8 @@ class Problem:
         )
 
     def sample(self, most: int) -> np.ndarray:
-        """Indices of all rows, or of that many; the same ones in every fit.
-
-        They look drawn at random, because every so-manieth row of a table may be of one
-        class.
-        """
-        if self.n <= most:
-            return np.arange(self.n)
-        return np.sort(np.random.default_rng(0).permutation(self.n)[:most])
+        """Indices of all rows, or of that many; the same ones in every fit."""
+        return same_rows(self.n, most)
 
     def in_precision(self, dtype: torch.dtype) -> Problem:
         """The same problem for a computation in another precision."""
@@ -243,6 +238,22 @@ def _without_rounding(mean: np.ndarray, columns: np.ndarray) -> np.ndarray:
         if abs(middle - number) <= rounding * abs(number):
             return np.where((columns == first).all(axis=0), first, mean)
     return mean
+
+
+def same_rows(n: int, most: int) -> np.ndarray:
+    """Indices of all of n rows, or of that many, sorted; always the same ones.
+
+    They look drawn at random, because every so-manieth row of a table may be of one
+    class.
+
+    Examples
+    --------
+    >>> same_rows(3, 5)
+    array([0, 1, 2])
+    """
+    if n <= most:
+        return np.arange(n)
+    return np.sort(np.random.default_rng(0).permutation(n)[:most])
 
 
 def held_out_rows(

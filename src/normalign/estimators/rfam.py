@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from normalign.estimators.base import KernelMachine
+from normalign.estimators.base import KernelMachine, under_its_own_name
 from normalign.estimators.tasks import KernelClassifier, KernelRegressor
 
 __all__ = ["RFAMClassifier", "RFAMRegressor"]
@@ -64,6 +64,7 @@ class _Aligned(KernelMachine):
         return float(self.identity_weight)
 
 
+@under_its_own_name
 class RFAMClassifier(KernelClassifier, _Aligned):
     r"""Classifier whose learned metric starts aligned with the table.
 
@@ -100,6 +101,7 @@ class RFAMClassifier(KernelClassifier, _Aligned):
     """
 
 
+@under_its_own_name
 class RFAMRegressor(KernelRegressor, _Aligned):
     r"""Regressor whose learned metric starts aligned with the table.
 

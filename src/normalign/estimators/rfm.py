@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from normalign.estimators.base import under_its_own_name
 from normalign.estimators.tasks import KernelClassifier, KernelRegressor
 
 __all__ = ["RFMClassifier", "RFMRegressor"]
 
 
+@under_its_own_name
 class RFMClassifier(KernelClassifier):
     r"""Classifier that learns in which directions of a table classes differ.
 
@@ -130,6 +132,7 @@ class RFMClassifier(KernelClassifier):
     """
 
 
+@under_its_own_name
 class RFMRegressor(KernelRegressor):
     r"""Regressor that learns which directions of a table matter.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from inspect import signature
 from numbers import Integral
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ from tqdm import tqdm
 
 from normalign._checks import complaint, require, require_kind
 from normalign.estimators.arrays import Origin, checked_features, checked_weights
-from normalign.estimators.base import unchanged_on_failure
+from normalign.estimators.base import unchanged_on_failure, under_its_own_name
 from normalign.estimators.candidates import (
     best_candidate,
     check_candidates,
@@ -22,6 +23,7 @@ from normalign.estimators.candidates import (
     results_table,
 )
 from normalign.estimators.folds import chosen_splits
+from normalign.estimators.frames import in_pandas
 from normalign.estimators.leaves import Clock, memory_share
 from normalign.estimators.limits import require_memory
 from normalign.estimators.parameters import check_parameters
@@ -40,8 +42,6 @@ __all__ = ["RFAMClassifierCV", "RFAMRegressorCV"]
 
 # The last of the time is for the fit on all rows.
 _SEARCH_SHARE = 0.75
-
-_OWN = ("ridges", "identity_weights", "cv", "scoring")
 
 
 class _Selecting:
@@ -146,8 +146,9 @@ class _Selecting:
 
     def _fresh(self, **changes: Any) -> Any:
         """A plain estimator with the parameters that are not searched over."""
-        given: dict[str, Any] = self.get_params(deep=False)  # type: ignore[attr-defined]
-        shared = {name: value for name, value in given.items() if name not in _OWN}
+        # Of a subclass with a constructor of its own, too, whose parameters are others.
+        wanted = signature(self._plain).parameters
+        shared = {name: value for name, value in vars(self).items() if name in wanted}
         # It complains in the name of the estimator that the caller knows.
         kind = type(type(self).__name__, (self._plain,), {})
         return kind(**{**shared, "time_limit_s": None, "verbose": 0, **changes})
@@ -176,7 +177,13 @@ class _Selecting:
         def part(rows: np.ndarray) -> Any:
             return table[rows], truth[rows], None if mass is None else mass[rows]
 
-        return [Fold(part(train), part(test)) for train, test in splits]
+        frame: Any = in_pandas(callee, X) if callable(self.scoring) else None
+        if not hasattr(frame, "iloc"):
+            return [Fold(part(train), part(test)) for train, test in splits]
+        return [
+            Fold(part(train), part(test), frame.iloc[alive[test]])
+            for train, test in splits
+        ]
 
     def _results(
         self, plain: Any, folds: list[Fold], deadline: float | None
@@ -274,6 +281,7 @@ def _plain_answers(answers: Answers) -> np.ndarray:
     return columns[0] if answers.flat else side_by_side(columns)
 
 
+@under_its_own_name
 class RFAMClassifierCV(_Selecting, RFAMClassifier):  # type: ignore[misc]
     r"""Classifier that chooses its own ridge, iteration and identity weight.
 
@@ -303,8 +311,8 @@ class RFAMClassifierCV(_Selecting, RFAMClassifier):  # type: ignore[misc]
         columns it sees the number of their combination.
     scoring : str or callable, optional
         As in scikit-learn; by default accuracy, the mean over label columns. Weights
-        are passed on to it, so it must take them if there are any. A candidate with a
-        score of NaN is never chosen.
+        are passed on to it, so it must take them if there are any. A callable sees
+        rows of a frame as such. A candidate with a score of NaN is never chosen.
     time_limit_s : float, optional
         After three quarters of it no trajectory and no iteration is begun, and the
         best candidate that was scored on all folds is fitted. The folds of a pair of
@@ -347,6 +355,7 @@ class RFAMClassifierCV(_Selecting, RFAMClassifier):  # type: ignore[misc]
     _plain = RFAMClassifier
 
 
+@under_its_own_name
 class RFAMRegressorCV(_Selecting, RFAMRegressor):  # type: ignore[misc]
     r"""Regressor that chooses its own ridge, iteration and identity weight.
 
@@ -369,9 +378,10 @@ class RFAMRegressorCV(_Selecting, RFAMRegressor):  # type: ignore[misc]
         A splitter sees X, y and rows of weight zero.
     scoring : str or callable, optional
         As in scikit-learn; by default R squared. Weights are passed on to it, so it
-        must take them if there are any. A candidate with a score of NaN is never
-        chosen. By default a split with one answer only is scored by 1 less its squared
-        error in terms of the variance of all answers.
+        must take them if there are any. A callable sees rows of a frame as such. A
+        candidate with a score of NaN is never chosen. By default a split with one
+        answer only is scored by 1 less its squared error in terms of the variance of
+        all answers.
     ridges, identity_weights, n_iter, time_limit_s, n_jobs, random_state
         As in :class:`RFAMClassifierCV`.
     kernel, exponent, bandwidth, bandwidth_rule, diagonal, center, solver, device, \

@@ -21,6 +21,7 @@ from normalign.estimators.parts import (
     cut_axes,
     solve_part,
 )
+from normalign.estimators.problem import same_rows
 from normalign.estimators.tree import Grown
 from normalign.kernels import Kernel, initial_metric, median_distance, normalised
 
@@ -107,7 +108,8 @@ class Sweeps:
         self.grown, self.rows, self.recipe, self.n_jobs = grown, rows, recipe, n_jobs
         self.intercept = intercept
         self.random = np.random.default_rng([seed, 1])
-        self.asked = np.sort(self.random.permutation(len(rows[0]))[:n_left_out])
+        # Merged rows have an order of their own, so these are the same in every fit.
+        self.asked = same_rows(len(rows[0]), n_left_out)
         self.units = units.of(self.asked) if n_left_out else None
         self.leaves = [leaf.numpy() for leaf in grown.leaves]
         self.precise = [False] * len(self.leaves)

@@ -13,16 +13,11 @@ from sklearn.impute import SimpleImputer
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 from sklearn.utils.metadata_routing import MetadataRouter
+from sklearn.utils.validation import check_is_fitted
 
-from normalign._checks import complaint, require, require_kind
-from normalign.estimators.arrays import as_numpy
-from normalign.estimators.cells import (
-    is_missing,
-    kinds_of,
-    text_of,
-    type_kind,
-    with_nan,
-)
+from normalign._checks import complaint, describe, require, require_kind
+from normalign.estimators.arrays import as_numpy, filled
+from normalign.estimators.cells import is_missing, kinds_of, text_of, type_kind
 from normalign.estimators.frames import in_pandas
 
 __all__ = [
@@ -143,15 +138,47 @@ class TableColumns(ColumnTransformer):
 
     def fit(self, X: Any, y: Any = None, **params: Any) -> Self:
         """Fit all transformers."""
-        return super().fit(_entered(X), y, **params)
+        self.fit_transform(X, y, **params)
+        return self
 
     def fit_transform(self, X: Any, y: Any = None, **params: Any) -> Any:
         """Fit all transformers, and put what they make of the table side by side."""
-        return super().fit_transform(_entered(X), y, **params)
+        table = _entered(X)
+        made = super().fit_transform(table, y, **params)
+        self.names_ = _names(table)
+        return made
 
     def transform(self, X: Any, **params: Any) -> Any:
         """Put what the transformers make of a table side by side."""
-        return super().transform(_entered(X), **params)
+        check_is_fitted(self)
+        table = _entered(X)
+        self._require_columns_of_fit(table)
+        return super().transform(table, **params)
+
+    n_features_in_: int
+
+    def _require_columns_of_fit(self, X: Any) -> None:
+        rule, names = "a table with the columns of fit", _names(X)
+        if hasattr(self, "feature_names_in_"):
+            missing = [name for name in self.names_ if name not in names]
+            require(
+                not missing, _CALLEE, "X", rule,
+                f"one without {missing}" if names else "one without names",
+                "Columns are found by their names, in any order.",
+            )  # fmt: skip
+            return
+        width, known = np.shape(X)[1], self.n_features_in_
+        # the second sentence is the one that scikit-learn's users know
+        require(
+            width == known, _CALLEE, "X", f"a table of {known} columns, as in fit",
+            f"one of {width}", f"X has {width} features, but {type(self).__name__} is "
+            f"expecting {known} features as input.",
+        )  # fmt: skip
+        require(
+            not (names and self.names_) or names == self.names_, _CALLEE, "X",
+            f"{rule}, in their order", f"one with {_some(names)}",
+            "Only names that are texts are found in any order.",
+        )  # fmt: skip
 
     def get_metadata_routing(self) -> MetadataRouter:
         """Weights and the like are for the machine alone.
@@ -162,6 +189,15 @@ class TableColumns(ColumnTransformer):
         return MetadataRouter(owner=self)
 
 
+def _names(X: Any) -> list[str]:
+    """Names of a frame's columns, as texts; none of what is no frame."""
+    return [str(name) for name in X.columns] if hasattr(X, "iloc") else []
+
+
+def _some(names: list[str]) -> str:
+    return str(names) if len(names) <= 8 else f"{names[:8]} and more"
+
+
 def _entered(X: Any) -> Any:
     """A table that ``ColumnTransformer`` can take columns of."""
     require_kind(
@@ -169,19 +205,46 @@ def _entered(X: Any) -> Any:
         f"a sparse {type(X).__name__}", "Pass X.toarray().",
     )  # fmt: skip
     X = in_pandas(_CALLEE, X)
-    shape = getattr(X, "shape", None)
-    require(
-        shape is None or len(shape) == 2, _CALLEE, "X", "a table of rows and columns",
-        f"a {type(X).__name__} of shape {shape}",
-        "One column is X.to_frame(), or X.reshape(-1, 1).",
-    )  # fmt: skip
-    levels = getattr(getattr(X, "columns", None), "nlevels", 1)
+    shape: Any = getattr(X, "shape", None)
+    listed = type(X) in (list, tuple) or hasattr(X, "__array__")
+    if not (listed if shape is None else len(shape) == 2 and shape[0] > 0):
+        raise ValueError(_no_table(X, shape))
+    if hasattr(X, "iloc"):
+        _require_names(X.columns)
+    return X
+
+
+def _no_table(X: Any, shape: Any) -> str:
+    rule = "a table of rows and columns"
+    if shape is None:
+        remedy = "Pass a DataFrame, or an array."
+        return complaint(_CALLEE, "X", rule, describe(X), remedy)
+    # these are words that scikit-learn's users know
+    remedy = "Reshape your data: one column is X.to_frame(), or X.reshape(-1, 1)."
+    if len(shape) == 2:
+        remedy = "Found array with 0 sample(s)."
+    told = f"a {type(X).__name__} of shape {tuple(shape)}"
+    return complaint(_CALLEE, "X", rule, told, remedy)
+
+
+def _require_names(columns: Any) -> None:
+    levels = getattr(columns, "nlevels", 1)
     require(
         levels == 1, _CALLEE, "X", "a table with one name for each column",
         f"a MultiIndex of {levels} levels",
         'Join them: X.columns = ["_".join(map(str, name)) for name in X.columns].',
     )  # fmt: skip
-    return X
+    again = list(columns[columns.duplicated()])
+    require(
+        not again, _CALLEE, "X", "a table of columns with different names",
+        f"{again} more than once",
+    )  # fmt: skip
+    texts = [isinstance(name, str) for name in columns]
+    require(
+        all(texts) or not any(texts), _CALLEE, "X",
+        "a table of columns whose names are all texts, or none",
+        "both", "Make them texts: X.columns = X.columns.astype(str).",
+    )  # fmt: skip
 
 
 class ColumnsOfKind:
@@ -204,37 +267,47 @@ class ColumnsOfKind:
         self.categorical = categorical
 
     def __call__(self, X: Any) -> list[Any]:
-        """Return their names, or positions if they have no names."""
+        """Return their names, or positions if not all of them have texts for names.
+
+        To scikit-learn a number is a position, even where it is the name of a column.
+        """
         names = [name for name, _, _ in _columns(X)]
         unknown = [name for name in self.categorical if name not in names]
         require(
             not unknown, _CALLEE, "categorical", "columns of the table", repr(unknown)
         )
+        by_name = all(isinstance(name, str) for name in names)
         return [
-            name
-            for name, dtype, values in _columns(X)
+            name if by_name else place
+            for place, (name, dtype, values) in enumerate(_columns(X))
             if self.kind == self._kind(name, dtype, values)
         ]
 
     def _kind(self, name: Any, dtype: Any, values: Iterable[Any]) -> str:
         if name in self.categorical:
             return "category"
-        kinds = _kinds(dtype, values)
-        strange = kinds & {"date", "complex"}
-        if not strange:
-            return "number" if kinds <= {"number"} else "category"
-        remedy = "Turn dates into numbers (years, days since ...) first."
-        if "date" not in strange:
-            remedy = "Make two columns of each, say the real and the imaginary part."
-        raise ValueError(
-            complaint(
-                _CALLEE, f"column {name!r}",
-                "of numbers, booleans, texts or categories", f"{dtype}", remedy,
-            )
-        )  # fmt: skip
+        return "number" if _kinds(name, dtype, values) <= {"number"} else "category"
 
 
-def _kinds(dtype: Any, values: Iterable[Any]) -> set[str]:
+def _kinds(name: Any, dtype: Any, values: Iterable[Any]) -> set[str]:
+    """What a column holds; dates and complex numbers have no place here."""
+    kinds = _found(dtype, values)
+    strange = kinds & {"date", "complex"}
+    if not strange:
+        return kinds
+    remedy = "Turn dates into numbers (years, days since ...) first."
+    if "date" not in strange:
+        # the first words are those that scikit-learn's users know
+        remedy = "Complex data not supported: make two columns of each."
+    raise ValueError(
+        complaint(
+            _CALLEE, f"column {name!r}",
+            "of numbers, booleans, texts or categories", f"{dtype}", remedy,
+        )
+    )  # fmt: skip
+
+
+def _found(dtype: Any, values: Iterable[Any]) -> set[str]:
     """What a column holds; that of objects is told by their values."""
     letter = getattr(dtype, "kind", "O")
     for letters, kind in (
@@ -264,13 +337,15 @@ def as_floats(block: Any) -> np.ndarray:
     Raises
     ------
     ValueError
-        If a value is no number, or infinite.
+        If a value is no number, a date, or infinite.
 
     Examples
     --------
     >>> as_floats(np.array([[1, None]], dtype=object))
     array([[ 1., nan]])
     """
+    for name, dtype, values in _columns(block):
+        _kinds(name, dtype, values)
     try:
         floats = _floats(block)
     except (TypeError, ValueError) as error:
@@ -291,11 +366,9 @@ def as_floats(block: Any) -> np.ndarray:
 
 
 def _floats(block: Any) -> np.ndarray:
-    if hasattr(block, "iloc"):
-        return block.to_numpy(dtype=np.float64, na_value=np.nan)
-    values = as_numpy(block)
-    if values.dtype.kind == "O":
-        return with_nan(values)
+    values = filled(as_numpy(block))
+    if hasattr(values, "iloc"):
+        return values.to_numpy(dtype=np.float64, na_value=np.nan)
     return np.asarray(values, dtype=np.float64)
 
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from scipy import sparse
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import column_or_1d
+from sklearn.exceptions import DataConversionWarning
 
 from normalign._checks import complaint, require, require_kind
 from normalign.estimators.arrays import as_numpy
 from normalign.estimators.cells import is_missing, kinds_of, with_nan
+from normalign.kernels.memory import available_bytes
 
 __all__ = [
     "Answers",
@@ -23,6 +24,20 @@ __all__ = [
     "side_by_side",
     "split_blocks",
 ]
+
+
+_COLUMN = (
+    "A column-vector y was passed when a 1d array was expected. Please change the "
+    "shape of y to (n_samples, ), for example using ravel()."
+)
+_MANY_CLASSES = (
+    "The number of unique classes is greater than 50% of the number of samples. `y` "
+    "could represent a regression problem, not a classification problem."
+)
+# Bytes for which nobody is asked what is free.
+_NEVER_MIND = 1 << 26
+# Rows up to which many classes are no wonder.
+_FEW_ROWS = 20
 
 
 @dataclass(frozen=True)
@@ -39,12 +54,15 @@ class Answers:
         For labels: the sorted classes of each label column.
     flat : bool
         Whether the answers came as one column, (n,).
+    cautions : tuple of Warning
+        What is to be told, once, to whoever gave them.
     """
 
     columns: np.ndarray
     codes: np.ndarray | None = None
     classes: tuple[np.ndarray, ...] = ()
     flat: bool = True
+    cautions: tuple[Warning, ...] = ()
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -87,32 +105,59 @@ def class_labels(
     labels = _label_array(callee, y)
     _require_length(callee, labels, n)
     flat = labels.ndim == 1 or labels.shape[1] == 1
-    if flat:
-        labels = column_or_1d(labels, warn=True)[:, None]
     found = []
-    for column in _label_columns(callee, labels):
+    for column in _label_columns(callee, labels.reshape(len(labels), -1)):
         counted = column if kept is None else column[kept]
-        check_classification_targets(counted)
         found.append(np.unique(counted, return_inverse=True))
     for j, (classes, _) in enumerate(found):
         require(
             len(classes) > 1, callee, "y" if flat else f"column {j} of y",
-            "of at least two classes", f"one class, {classes[0]!r}",
+            "of at least two classes", f"one class, {classes[:1].tolist()[0]!r}",
             "There is nothing to tell apart.",
         )  # fmt: skip
-    columns = [np.eye(len(classes))[codes] for classes, codes in found]
+    codes = np.stack([codes for _, codes in found], axis=1)
+    sizes = [len(classes) for classes, _ in found]
+    _require_room(callee, len(codes), sum(sizes))
+    columns = np.zeros((len(codes), sum(sizes)))
+    np.put_along_axis(columns, codes + np.cumsum([0, *sizes[:-1]]), 1.0, axis=1)
     return Answers(
-        np.concatenate(columns, axis=1),
-        np.stack([codes for _, codes in found], axis=1),
+        columns,
+        codes,
         tuple(classes for classes, _ in found),
         flat,
+        _cautions(flat and labels.ndim == 2, found),
     )
 
 
-def plain_labels(callee: str, y: Any) -> np.ndarray:
+def _require_room(callee: str, n: int, k: int) -> None:
+    """Complain of classes whose indicators, targets and coefficients will not fit."""
+    needed = 3 * 8 * n * k
+    if needed <= _NEVER_MIND:
+        return
+    allowed = available_bytes(torch.device("cpu"))
+    require(
+        needed <= allowed, callee, "y",
+        f"of so few classes that their columns fit into {allowed / 1e6:.3g} MB",
+        f"{k} classes in {n} rows, which take {needed / 1e6:.3g} MB",
+        "A regressor takes numbers.",
+    )  # fmt: skip
+
+
+def _cautions(column: bool, found: list[tuple[np.ndarray, np.ndarray]]) -> tuple:
+    """What scikit-learn would warn of, in its words: its users may look for these."""
+    cautions = []
+    if column:
+        cautions += [DataConversionWarning(_COLUMN)]
+    n = len(found[0][1])
+    if n > _FEW_ROWS and any(len(classes) > round(n / 2) for classes, _ in found):
+        cautions += [UserWarning(_MANY_CLASSES)]
+    return tuple(cautions)
+
+
+def plain_labels(callee: str, y: Any, *, n: int | None = None) -> np.ndarray:
     """Return labels as plain arrays have them, of the kind of a machine's answers.
 
-    Objects that are all integers, floats or booleans become these.
+    Objects that are all integers, floats or booleans become these. There must be n.
 
     Examples
     --------
@@ -120,6 +165,7 @@ def plain_labels(callee: str, y: Any) -> np.ndarray:
     array([ True, False])
     """
     labels = _label_array(callee, y)
+    _require_length(callee, labels, n)
     if labels.ndim == 1:
         return _label_columns(callee, labels[:, None])[0]
     return side_by_side(_label_columns(callee, labels))
@@ -226,6 +272,8 @@ def _number_array(callee: str, y: Any) -> np.ndarray:
         return given
     kinds = kinds_of(given.flat) if letter == "O" else set()
     remedy = "A classifier takes labels."
+    if letter == "c" or "complex" in kinds:
+        remedy = "Make two targets of each."
     if letter in "mM" or "date" in kinds:
         remedy = "Turn dates into numbers (years, days since ...) first."
     require(
@@ -289,10 +337,27 @@ def _label_columns(callee: str, labels: np.ndarray) -> list[np.ndarray]:
             )  # fmt: skip
             # nullable numbers, and columns beside texts, arrive as objects
             columns[j] = np.array(column.tolist()) if numeric else column
-        if columns[j].dtype.kind == "f":
-            infinite = np.isinf(columns[j])
-            require(
-                not infinite.any(), callee, name, "finite labels",
-                f"{infinite.sum()} infinite", "Turn them into texts.",
-            )  # fmt: skip
+        _require_discrete(callee, name, columns[j])
     return columns
+
+
+def _require_discrete(callee: str, name: str, column: np.ndarray) -> None:
+    kind = column.dtype.kind
+    plain = kind in "biufUmM" or (kind == "O" and isinstance(column.flat[0], str))
+    require(
+        plain, callee, name, "integers, booleans or texts",
+        f"an array of {column.dtype}", "Turn them into texts.",
+    )  # fmt: skip
+    if kind != "f":
+        return
+    infinite = np.isinf(column)
+    require(
+        not infinite.any(), callee, name, "finite labels", f"{infinite.sum()} infinite",
+        "Turn them into texts.",
+    )  # fmt: skip
+    # the last words are those that scikit-learn's users know
+    require(
+        bool((column == np.floor(column)).all()), callee, name, "labels",
+        "numbers with fractions",
+        "A regressor takes numbers. (Unknown label type: continuous)",
+    )  # fmt: skip

@@ -30,6 +30,10 @@ def _has_one_output(estimator: Any) -> bool:
     return not isinstance(getattr(estimator, "classes_", None), list)
 
 
+def _length(X: Any) -> int | None:
+    return len(X) if hasattr(X, "__len__") else None
+
+
 def _require_indicators(callee: str, labels: np.ndarray) -> None:
     numeric = labels.dtype.kind in "biuf"
     require(
@@ -71,10 +75,9 @@ class KernelClassifier(ClassifierMixin, KernelMachine):
         .. math:: p_c(x) = e^{t f_c(x)} / \sum_{c'} e^{t f_{c'}(x)}
 
         The temperature t makes the labels of at most 500 training rows (the same ones
-        in every fit of a whole table) most likely, each under the machine fitted
-        without it (in closed form, with the metric held fixed), or those of the rows
-        kept apart by ``validation_fraction``. It does not change which class is the
-        likeliest.
+        in every fit) most likely, each under the machine fitted without it (in closed
+        form, with the metric held fixed), or those of the rows kept apart by
+        ``validation_fraction``. It does not change which class is the likeliest.
 
         The metric and the intercept (the shares of the classes) have still seen the
         row. Where few rows have noisy labels the probabilities are therefore too sure:
@@ -121,7 +124,7 @@ class KernelClassifier(ClassifierMixin, KernelMachine):
 
         Several label columns must be multi-label indicators, as in scikit-learn.
         """
-        labels = plain_labels(type(self).__name__, y)
+        labels = plain_labels(type(self).__name__, y, n=_length(X))
         if labels.ndim == 2 and labels.shape[1] > 1:
             _require_indicators(type(self).__name__, labels)
         return super().score(as_numpy(X), labels, as_numpy(sample_weight))
@@ -179,7 +182,9 @@ class KernelRegressor(MultiOutputMixin, RegressorMixin, KernelMachine):
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return R squared on rows and their targets."""
-        return super().score(as_numpy(X), as_numpy(y), as_numpy(sample_weight))
+        answers = numbers(type(self).__name__, y, n=_length(X))
+        truth = answers.columns[:, 0] if answers.flat else answers.columns
+        return super().score(as_numpy(X), truth, as_numpy(sample_weight))
 
     def _answers(self, y: Any, n: int, kept: np.ndarray | None) -> Answers:
         answers = numbers(type(self).__name__, y, n=n, kept=kept)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
 from normalign._checks import complaint
-from normalign.estimators.arrays import Origin
+from normalign.estimators.arrays import Origin, checked_features
 from normalign.estimators.base import two_seeds
-from normalign.estimators.leaves import Clock, shared_threads
+from normalign.estimators.leaves import Clock, left_out_rows, shared_threads
 from normalign.estimators.partitioned import partitioned_iterations
 from normalign.estimators.problem import Problem, Score
 from normalign.estimators.rfam import RFAMClassifier, RFAMRegressor
@@ -32,10 +33,14 @@ _CALIBRATION_ROWS = 500
 
 @dataclass(frozen=True)
 class Fold:
-    """Rows to fit on and rows to score on, each (x, y, weights)."""
+    """Rows to fit on and rows to score on, each (x, y, weights).
+
+    ``shown`` is what a caller's own scorer sees of the latter, if not x: a frame.
+    """
 
     train: tuple[np.ndarray, np.ndarray, np.ndarray | None]
     test: tuple[np.ndarray, np.ndarray, np.ndarray | None]
+    shown: Any = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,12 @@ class _RegressorView(RFAMRegressor):
     _left_out: Callable[[], tuple[Any, ...]]
 
 
+@lru_cache(maxsize=16)
+def _named(kind: type, name: str) -> Any:
+    """A view that complains, and is shown to scorers, under a name the caller knows."""
+    return type(name, (kind,), {})
+
+
 def scored_trajectory(job: TrajectoryJob) -> Trajectory:
     """Run the recursion of a plain estimator on a fold and score every iteration.
 
@@ -137,12 +148,14 @@ def scored_trajectory(job: TrajectoryJob) -> Trajectory:
 
 def _views(job: TrajectoryJob) -> Iterator[Any]:
     """The estimator after each iteration, fitted as far as scoring needs it."""
-    kind: Any = _ClassifierView if job.classes else _RegressorView
-    view = kind(**job.parameters)
+    kind = _ClassifierView if job.classes else _RegressorView
+    view = _named(kind, job.callee)(**job.parameters)
     table, y, weights = job.fold.train
     answers = view._answers(y, len(table), None)
     problem = view._problem(table, answers, weights, Origin())
     view.n_features_in_ = table.shape[1]
+    if job.fold.shown is not None:  # with names of columns
+        checked_features(view, job.fold.shown, reset=True)
     view.location_, view.unit_ = problem.frame.location, problem.frame.unit
     view.dtype_ = str(problem.dtype).removeprefix("torch.")
     view.device_, view.intercept_ = str(problem.device), problem.intercept
@@ -159,7 +172,7 @@ def _whole(view: Any, problem: Problem) -> Iterator[tuple[Any, Callable]]:
     for iteration in recipe.iterations(*rows_given, seed):
 
         def left_out(at: Any = iteration) -> tuple[Any, ...]:
-            rows = problem.sample(_CALIBRATION_ROWS)
+            rows = left_out_rows(at, problem.sample(_CALIBRATION_ROWS))
             found = at.left_out(torch.as_tensor(rows, device=recipe.device))
             mass = None if problem.weights is None else problem.weights[rows]
             outputs = found.cpu().double().numpy() + problem.intercept
@@ -202,7 +215,10 @@ def _score(view: Any, job: TrajectoryJob) -> float:
     unit = _deviation(job.fold).reshape(-1)
     score = Score((), np.zeros(truth.shape[1]))
     return score(
-        *(torch.as_tensor(part) for part in (found / unit, truth / unit, mass))
+        *(
+            torch.tensor(part, device="cpu")
+            for part in (found / unit, truth / unit, mass)
+        )
     )
 
 
@@ -228,9 +244,10 @@ def _asked(scorer: Callable[..., Any], view: Any, job: TrajectoryJob) -> float:
     """What the caller's scorer says; what it cannot do, in words of the house."""
     x, y, weights = job.fold.test
     more = {} if weights is None else {"sample_weight": weights}
+    shown = x if job.fold.shown is None else job.fold.shown
     try:
-        return float(scorer(view, x, y, **more))
-    except (TypeError, ValueError) as error:
+        return float(scorer(view, shown, y, **more))
+    except (AttributeError, TypeError, ValueError) as error:
         rule = "a scorer that gives one number for every split"
         remedy = "Call it on a machine fitted to that split to see why."
         if weights is not None and "sample_weight" in str(error):

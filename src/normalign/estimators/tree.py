@@ -309,7 +309,7 @@ def _numbered(
 ) -> Grown:
     """Tensors of the tree, its leaves numbered from left to right."""
     leaves: list[Tensor] = []
-    children = torch.zeros(len(cuts), 2, dtype=torch.long)
+    children = torch.zeros(len(cuts), 2, dtype=torch.long, device="cpu")
     waiting = [(-1, 0)]
     while waiting:
         place = waiting.pop()
@@ -324,6 +324,8 @@ def _numbered(
     if cuts:
         directions = torch.stack([direction for direction, _ in cuts]).cpu()
     else:
-        directions = torch.zeros(0, x.shape[1], dtype=torch.float64)
-    bands = torch.tensor([edges for _, edges in cuts], dtype=torch.float64)
+        directions = torch.zeros(0, x.shape[1], dtype=torch.float64, device="cpu")
+    bands = torch.tensor(
+        [edges for _, edges in cuts], dtype=torch.float64, device="cpu"
+    )
     return Grown(Tree(directions, bands.reshape(-1, 2), children), leaves)
