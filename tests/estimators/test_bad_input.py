@@ -545,3 +545,12 @@ def test_extreme_parameters_give_finite_answers_or_an_error_of_the_house(
             return
     assert np.isfinite(machine.predict(FRESH)).all()
     assert np.isfinite(machine.jacobian(X)).all()
+
+
+@pytest.mark.parametrize("size", [None, 20])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_no_solver_can_help_is_told_in_the_name_of_whom_was_called(size):
+    x = np.random.default_rng(0).normal(size=(60, 4))
+    x[30:] += 3e7  # beside which all distances are rounding
+    with pytest.raises(ValueError, match=r"^RFMRegressor: rows must be finite, with"):
+        RFMRegressor(n_iter=0, max_leaf_size=size).fit(x, x[:, 0])

@@ -64,5 +64,5 @@ def test_where_float64_does_not_fit_or_fails_a_jitter_is_added_and_told():
 def test_a_matrix_that_nothing_can_help_is_an_error():
     problem = system(n=5)
     problem.points[0] = float("nan")
-    with pytest.raises(ValueError, match="solve: x must be finite"):
+    with pytest.raises(ValueError, match=r"^solve: rows must be finite"):
         solve(problem, points(5, 1), Solver())

@@ -85,3 +85,9 @@ def test_devices_that_torch_does_not_know_are_refused(device):
 
 def test_some_memory_is_free():
     assert available_bytes(torch.device("cpu")) > 1 << 20
+
+
+def test_as_many_outputs_as_rows_are_counted():
+    one, many = (estimate_memory(3000, 20, k) for k in (1, 3000))
+    # ten tables of targets as large as the square, as measured
+    assert many - one > 10 * 4 * 3000 * 2999

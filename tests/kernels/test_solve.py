@@ -38,7 +38,7 @@ def test_a_long_recursion_is_made_in_calls_that_can_be_interrupted(n, monkeypatc
     monkeypatch.setattr(
         "normalign.kernels.solve.compiled_room", lambda *a, **b: asked.append(1)
     )
-    settings = {"n_iter": 5, "weights": None, "mass": float(n)}
+    settings = {"n_iter": 5, "weights": None}
     assert solve_last(system(n), points(n, 1), Solver(), **settings) is None
     assert len(asked) == (n == 1000)
 

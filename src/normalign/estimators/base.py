@@ -217,7 +217,11 @@ class KernelMachine(FittedMachine, ABC):
             identity_weight=problem.frame.identity_weight(self._identity_weight()),
             bandwidth_rule=self.bandwidth_rule,
             diagonal=bool(self.diagonal),
-            solver=Solver(self.solver, memory_limit=self._limit()),  # type: ignore[arg-type]
+            solver=Solver(
+                self.solver,  # type: ignore[arg-type]
+                memory_limit=self._limit(),
+                callee=type(self).__name__,
+            ),
             agop_samples=int(self.agop_samples),
             dtype=problem.dtype,
             device=str(problem.device),

@@ -51,9 +51,12 @@ Room = Literal["matrix", "slopes"]
 
 
 def solve_directly(
-    system: System, y: Tensor, *, limit: int, spare: object, slopes: bool
+    system: System, y: Tensor, *, limit: int, spare: object, slopes: bool, callee: str
 ) -> Solution:
-    """Solve by a factor in as much precision as it takes, and ``limit`` allows."""
+    """Solve by a factor in as much precision as it takes, and ``limit`` allows.
+
+    ``callee`` complains where none is enough.
+    """
     n, dtype, device = len(system.points), system.points.dtype, system.points.device
     found = _tried(system, y, limit=limit, spare=spare, slopes=slopes)
     single = dtype != torch.float64
@@ -69,7 +72,7 @@ def solve_directly(
         if found is not None:
             return found
     if found is None:
-        return _with_jitter(system, _allocated(system, limit), y)
+        return _with_jitter(system, _allocated(system, limit), y, callee)
     caution = (
         f"coefficients are so large that rounding in float32 moves outputs by about "
         f"{10 * lost_share(found.coef, y):.0e} of the targets, and float64 does not "
@@ -118,8 +121,7 @@ def compiled_room(system: System, k: int, limit: int, *, slopes: bool) -> Room |
 
 
 def last_directly(
-    system: System, y: Tensor, room: Room, *, n_iter: int, weights: Tensor | None,
-    mass: float,
+    system: System, y: Tensor, room: Room, *, n_iter: int, weights: Tensor | None
 ) -> tuple[Solution, Tensor] | None:  # fmt: skip
     """The last solution of a recursion, and its metric, by one call of compiled code.
 
@@ -131,7 +133,7 @@ def last_directly(
     if dtype != torch.float64:
         most = (_LOST_SHARE * _size(y) / torch.finfo(dtype).eps) ** 2
     return last_of(
-        _problem(system, y, room), n_iter, weights, mass,
+        _problem(system, y, room), n_iter, weights,
         least=_smallest_pivot(dtype), most=most,
     )  # fmt: skip
 
@@ -162,7 +164,7 @@ class DirectSolution:
         unit = _unit_columns(self.triangle.panels[0], len(self.triangle), rows)
         return self.triangle.half_solve_(unit).square_().sum(0).to(self.coef.dtype)
 
-    def next_metric(self, weights: Tensor | None, mass: float) -> Tensor | None:
+    def next_metric(self, weights: Tensor | None) -> Tensor | None:
         """From the slopes, if they were kept."""
         if self.triangle.slopes is None:
             return None
@@ -177,7 +179,7 @@ class DirectSolution:
             gradients, torch.zeros_like(points[0]), weights, diagonal
         )
         update = symmetric(total) if early else with_both_sides(total, kernel, metric)
-        return learned(update / mass, metric)
+        return learned(update, metric)
 
 
 def _unit_columns(like: Tensor, n: int, rows: Tensor) -> Tensor:
@@ -220,7 +222,9 @@ def _size(y: Tensor) -> float:
     return math.sqrt(max(float(y.square().mean(0).max()), torch.finfo(y.dtype).tiny))
 
 
-def _with_jitter(system: System, triangle: Triangle, y: Tensor) -> DirectSolution:
+def _with_jitter(
+    system: System, triangle: Triangle, y: Tensor, callee: str
+) -> DirectSolution:
     dtype = system.points.dtype
     jitter = 10 * torch.finfo(dtype).eps * len(system.points) ** 0.5
     while not _factorise(system, triangle, jitter=jitter):
@@ -228,8 +232,8 @@ def _with_jitter(system: System, triangle: Triangle, y: Tensor) -> DirectSolutio
         if not jitter < 1:
             raise ValueError(
                 complaint(
-                    "solve",
-                    "x",
+                    callee,
+                    "rows",
                     "finite, with distances that the dtype can tell apart",
                     f"a kernel matrix that stays indefinite with {jitter:g} added",
                     "Scale the columns, or raise ridge.",

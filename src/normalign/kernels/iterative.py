@@ -64,7 +64,7 @@ class IterativeSolution:
             found.append(columns(unit)[picked])
         return torch.cat(found).to(self.coef.dtype)
 
-    def next_metric(self, weights: Tensor | None, mass: float) -> None:
+    def next_metric(self, weights: Tensor | None) -> None:
         """Nothing is at hand that it could be made of."""
 
 
@@ -83,7 +83,7 @@ def solve_iteratively(
     if isinstance(spare, IterativeSolution):
         spare.forget()
     rank = _rank(system, y, solver, limit)
-    precondition = _preconditioner(system, rank)
+    precondition = _preconditioner(system, rank, solver.callee)
 
     def product(v: Tensor) -> Tensor:
         fresh = expansion_of_sides(left, right, v.to(dtype), system.kernel).double()
@@ -119,7 +119,9 @@ def _rank(system: System, y: Tensor, solver: Solver, limit: int) -> int:
     return rank
 
 
-def _preconditioner(system: System, rank: int) -> Callable[[Tensor], Tensor]:
+def _preconditioner(
+    system: System, rank: int, callee: str
+) -> Callable[[Tensor], Tensor]:
     points = system.points
     # Spread over the rows by a fixed stride: rows may be in any order, and a solve
     # must not depend on a random state.
@@ -134,7 +136,7 @@ def _preconditioner(system: System, rank: int) -> Callable[[Tensor], Tensor]:
     core = kernel_matrix(some, some, system.kernel, metric=system.metric).double()
     for rows in spans(len(points), 1024):
         core.addmm_(table[rows].T, table[rows] * inverse_ridges[rows])
-    factor = _definite_factor(core, torch.finfo(points.dtype).eps)
+    factor = _definite_factor(core, torch.finfo(points.dtype).eps, callee)
 
     def precondition(residual: Tensor) -> Tensor:
         scaled = residual * inverse_ridges
@@ -144,7 +146,7 @@ def _preconditioner(system: System, rank: int) -> Callable[[Tensor], Tensor]:
     return precondition
 
 
-def _definite_factor(core: Tensor, noise: float) -> Tensor:
+def _definite_factor(core: Tensor, noise: float, callee: str) -> Tensor:
     """A Cholesky factor of a matrix that is definite up to noise of its dtype.
 
     Whatever is added to the diagonal moves the preconditioner, not the solution.
@@ -158,7 +160,7 @@ def _definite_factor(core: Tensor, noise: float) -> Tensor:
             return factor
     raise ValueError(
         complaint(
-            "solve",
+            callee,
             "ridge",
             "large enough for 1 / ridge to be a number",
             f"a preconditioner of size {size:.1e}",

@@ -73,7 +73,7 @@ def estimate_memory(
     """Return the bytes that a fit will need above its data, at its peak.
 
     The solver's memory, copies of the data (centred, and as both sides of the kernel's
-    tiles), metrics, and the tables with which gradients are summed. A fall-back to
+    tiles) and of the targets, metrics, and the tables with which gradients are summed. A fall-back to
     float64, taken only where float32 fails, doubles the solver's part. Up to 8192 rows
     with numba, and 1536 without, a processor keeps slopes beside kernel values, where
     the limit allows: a second triangle, of at most 0.3 GB, or squares of 38 MB
@@ -99,7 +99,7 @@ def estimate_memory(
     Examples
     --------
     >>> round(estimate_memory(16000, 20, 2) / 1e6)  # MB: half of a square in float32
-    537
+    538
     """
     require(
         solver in ("cholesky", "cg"),
@@ -120,6 +120,8 @@ def estimate_memory(
     device = _device(device)
     # the data centred and as both sides; a metric, its update and what makes it
     data = (3 * n * (d + 2) + 5 * (d if diagonal else d * d)) * dtype.itemsize
+    # targets centred, scaled, behind the matrix, solved for, and as they are kept
+    data += 10 * n * k * dtype.itemsize
     products = n * k * (d + 1)
     table = (min(products, 1 << 24) + 2 * min(products, n * n // 16)) * dtype.itemsize
     if solver == "cg":

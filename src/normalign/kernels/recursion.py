@@ -281,7 +281,7 @@ def iterate(  # noqa: PLR0913, as above
     And who may have ``centred`` the table, so that its columns' medians are near zero.
     """
     started = time.perf_counter()
-    solver = solver or Solver()
+    solver = solver or Solver(callee="recursions")
     points = x if centred else x - middle(x)
     if weights is None:
         mass, total = x.new_ones(x.shape[0]), float(x.shape[0])
@@ -296,9 +296,7 @@ def iterate(  # noqa: PLR0913, as above
     simple = bandwidth_rule == "fixed" and not resampled
     if not every and simple and _slopes_pay(points, y, kernel, agop_samples):
         system = System(points, kernel, metric, ridges)
-        found = solve_last(
-            system, targets, solver, n_iter=n_iter, weights=weights, mass=total
-        )
+        found = solve_last(system, targets, solver, n_iter=n_iter, weights=weights)
         if found is not None:
             solution, metric = found
             machine = Machine(x, solution.coef, metric, kernel, intercept)
@@ -316,8 +314,9 @@ def iterate(  # noqa: PLR0913, as above
             )
             require(
                 1e-150 < kernel.bandwidth * middling < 1e150,
-                "recursions", "x", "on a scale near the bandwidth, without rows beside "
-                "which all others are one", f"a median distance of {middling:.1g}",
+                solver.callee, "rows", "on a scale near the bandwidth, with none "
+                "beside which all others are one",
+                f"a median distance of {middling:.1g}",
                 "Drop outliers, or scale the columns.",
             )  # fmt: skip
             at_hand = kernel.rescaled(middling)
@@ -345,7 +344,7 @@ def iterate(  # noqa: PLR0913, as above
                 chosen = _sampled(len(x), agop_samples, resampled, generator)
                 following = None
                 if chosen is None and wanted:
-                    following = solution.next_metric(weights, total)
+                    following = solution.next_metric(weights)
                 if following is None:
                     update = _average(machine, system, weights, chosen, solver)
                     following = learned(update, metric)

@@ -58,7 +58,7 @@ def solve(
     if needed > limit:
         raise ValueError(
             complaint(
-                "solve",
+                solver.callee,
                 "memory_limit",
                 f"at least {needed / 1e6:.0f} MB for a Cholesky factor of {n} rows",
                 f"{limit / 1e6:.0f} MB",
@@ -66,7 +66,9 @@ def solve(
                 "no matrix, or raise memory_limit.",
             )
         )
-    return solve_directly(system, y, limit=limit, spare=spare, slopes=slopes)
+    return solve_directly(
+        system, y, limit=limit, spare=spare, slopes=slopes, callee=solver.callee
+    )
 
 
 def solve_last(
@@ -76,7 +78,6 @@ def solve_last(
     *,
     n_iter: int,
     weights: Tensor | None,
-    mass: float,
 ) -> tuple[Solution, Tensor] | None:
     """The last solution of a recursion in a fixed kernel, and its metric, in one go.
 
@@ -91,7 +92,7 @@ def solve_last(
     room = compiled_room(system, y.shape[1], limit, slopes=True)
     if room is None:
         return None
-    return last_directly(system, y, room, n_iter=n_iter, weights=weights, mass=mass)
+    return last_directly(system, y, room, n_iter=n_iter, weights=weights)
 
 
 def _unasked_limit(system: System, needed: int, spare: object) -> int:

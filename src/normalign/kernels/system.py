@@ -60,6 +60,8 @@ class Solver:
     rank : int, optional
         Points of the Nyström preconditioner; by default as memory allows, at most
         2000.
+    callee : str
+        In whose name is complained: whom the user called.
     """
 
     name: Literal["auto", "cholesky", "cg"] = "auto"
@@ -67,6 +69,7 @@ class Solver:
     tolerance: float = 1e-4
     max_steps: int = 500
     rank: int | None = None
+    callee: str = "solve"
 
     def __post_init__(self) -> None:
         require(
@@ -124,9 +127,6 @@ class Solution(Protocol):
         """Entries of the diagonal of the inverse."""
         ...
 
-    def next_metric(self, weights: Tensor | None, mass: float) -> Tensor | None:
-        """What is learned from the gradients at all rows, if that comes for little.
-
-        ``mass`` is the sum of the weights, or the number of rows.
-        """
+    def next_metric(self, weights: Tensor | None) -> Tensor | None:
+        """What is learned from the gradients at all rows, if that comes for little."""
         ...

@@ -259,6 +259,17 @@ def test_what_is_beyond_float32_is_left_to_float64_without_a_word():
     assert found[-1].machine.coef.dtype == DOUBLE
 
 
+@pytest.mark.parametrize("every", [True, False])
+def test_a_metric_is_learned_however_wide_the_kernel(every):
+    x, y = points(40, 2), points(40, 1, seed=1)
+    near, far = (
+        made(x, y, Gaussian(b), metric("full", 2), n_iter=1, every=every)[-1]
+        for b in (1e70, 1e82)
+    )
+    assert not torch.allclose(near.machine.metric, metric("full", 2))
+    torch.testing.assert_close(near.machine.metric, far.machine.metric)
+
+
 def test_results_do_not_share_memory_with_what_comes_after():
     x, y, seen = points(60, 4), points(60, 2, seed=1), metric("full", 4)
     (first,) = made(x, y, Laplace(2.0), seen, every=False)

@@ -66,11 +66,14 @@ class _Notice(event.Listener):
 
     def __init__(self) -> None:
         self.inside = 0
+        self.told: set[Any] = set()  # precisions
 
     def on_start(self, event: Any) -> None:
         """Of what takes seconds, and of the outermost function alone."""
-        function = event.data["dispatcher"].py_func
-        if self.inside == 0 and function in _LONG:
+        function, kinds = event.data["dispatcher"].py_func, event.data["args"]
+        precision = getattr(kinds[0], "dtype", None) if kinds else None
+        if self.inside == 0 and function in _LONG and precision not in self.told:
+            self.told.add(precision)
             _log.warning(
                 "normalign compiles its code for tables, once on this machine "
                 "for each precision: about 15 seconds."

@@ -1,6 +1,6 @@
 r"""The metric that a machine learns, compiled.
 
-.. math:: M \leftarrow s \sum_i \omega_i G_i^\top G_i, \qquad
+.. math:: M \leftarrow \sum_i \omega_i G_i^\top G_i, \qquad
           G_i = \sum_j w_{ij} a_j (M x_j)^\top
                 - \Bigl(\sum_j w_{ij} a_j\Bigr) (M x_i)^\top
 
@@ -40,8 +40,8 @@ def learn_phases(k: int, at_once: int) -> int:
 @remembered
 def learn(
     points: Any, images: Any, profile: int, answers: Any, weights: Any, slopes: Any,
-    starts: Any, metric: Any, full: bool, share: float, d: int, k: int, at_once: int,
-    rows_x: Any, table: Any, sums: Any, gradients: Any, total: Any,
+    starts: Any, metric: Any, full: bool, d: int, k: int, at_once: int, rows_x: Any,
+    table: Any, sums: Any, gradients: Any, total: Any,
     phase: int, members: int, flags: Any,
 ) -> None:  # fmt: skip
     r"""The next metric: the average gradient outer product, scaled to trace d.
@@ -53,8 +53,6 @@ def learn(
         metric is overwritten, unless all gradients vanish.
     weights : array of shape (n,)
         Roots of how often each row counts.
-    share : float
-        The factor s.
     at_once : int
         Outputs of one turn.
     rows_x : n rows, up to a whole tile, of whole strips and of d + 1 numbers at least
@@ -129,7 +127,7 @@ def learn(
 
     item = first_item(flags, phase, members)
     while item < 1:
-        _replace(metric, total, d, wide if full else 0, share)
+        _replace(metric, total, d, wide if full else 0)
         item = next_item(flags, phase, members, item)
     wait(flags, phase, members, 1)
 
@@ -200,17 +198,17 @@ def _sum_squares(
 
 
 @compiled
-def _replace(metric: Any, table: Any, d: int, wide: int, factor: Any) -> None:
+def _replace(metric: Any, table: Any, d: int, wide: int) -> None:
     """Overwrite a metric by a multiple of a table, made symmetric and of trace d.
 
     Of a diagonal alone, if rows are no numbers wide.
     """
     trace = metric.dtype.type(0)
     for p in range(d):
-        trace += factor * table[p * wide + p]
+        trace += table[p * wide + p]
     if not 0 < trace < np.inf:
         return
-    scale = factor * (metric.dtype.type(d) / trace)
+    scale = metric.dtype.type(d) / trace
     half = scale * metric.dtype.type(0.5)
     for i in range(d):
         if wide:

@@ -207,8 +207,8 @@ def _judge(
 
 @remembered
 def recur(
-    points: Any, metric: Any, full: bool, scale: float, share: float, noise: float,
-    profile: int, ridges: Any, targets: Any, weights: Any, images: Any, square: Any,
+    points: Any, metric: Any, full: bool, scale: float, noise: float, profile: int,
+    ridges: Any, targets: Any, weights: Any, images: Any, square: Any,
     slopes: Any, starts: Any, aside: Any, answers: Any,
     rows_x: Any, table: Any, sums: Any, gradients: Any, total: Any,
     status: Any, least: float, most: float, d: int, at_once: int,
@@ -233,7 +233,7 @@ def recur(
         if index + 1 < len(status):
             learn(
                 points, images, profile, answers, weights, slopes, starts, metric,
-                full, share, d, k, at_once, rows_x, table, sums, gradients, total,
+                full, d, k, at_once, rows_x, table, sums, gradients, total,
                 phase, members, flags,
             )  # fmt: skip
             phase += learn_phases(k, at_once)

@@ -75,10 +75,6 @@ class Problem:
         with np.errstate(over="ignore"):
             return self.dtype.type(value)
 
-    def share(self, mass: float) -> Any:
-        """The factor of an average of gradients' outer products."""
-        return self.number(self.scale * self.scale / mass)
-
     def roots(self, weights: Tensor | None) -> np.ndarray:
         """Roots of how often rows count."""
         if weights is None:
@@ -116,16 +112,16 @@ class CompiledSolution:
         self.pivot = pivot
         self._problem, self._answers = problem, answers
 
-    def next_metric(self, weights: Tensor | None, mass: float) -> Tensor:
+    def next_metric(self, weights: Tensor | None) -> Tensor:
         """The metric that the machine learns; the present one if gradients vanish."""
         problem, memory, answers = self._problem, self._problem.memory, self._answers
         metric, roots = problem.metric(), problem.roots(weights)
-        share, sums = problem.share(mass), memory.sums(problem.full)  # of all members
-        at_once = memory.layout.at_once
+        # before the members ask for them
+        sums, at_once = memory.sums(problem.full), memory.layout.at_once
         together(
             lambda members, flags: learn(
                 memory.points, memory.images, problem.profile, answers, roots,
-                memory.slopes, memory.starts, metric, problem.full, share, problem.d,
+                memory.slopes, memory.starts, metric, problem.full, problem.d,
                 problem.k, at_once, *sums, 0, members, flags,
             ),
             memory.members,
@@ -203,7 +199,7 @@ def _calls(n: int) -> Iterator[tuple[int, int]]:
 
 
 def last_of(
-    problem: Problem, n_iter: int, weights: Tensor | None, mass: float,
+    problem: Problem, n_iter: int, weights: Tensor | None,
     *, least: float, most: float,
 ) -> tuple[CompiledSolution, Tensor] | None:  # fmt: skip
     """The last solution of a recursion and its metric, in one go.
@@ -225,14 +221,11 @@ def last_of(
     memory, dtype, n = problem.memory, problem.dtype, len(problem.ridges)
     answers, status = memory.answers(), np.empty((n_iter + 1, 2), dtype)
     metric, roots = problem.metric(), problem.roots(weights)
-    scale, noise, share = (
-        problem.number(problem.scale), problem.number(problem.noise),
-        problem.share(mass),
-    )  # fmt: skip
+    scale, noise = problem.number(problem.scale), problem.number(problem.noise)
     sums, at_once = memory.sums(problem.full), memory.layout.at_once
     fine = together(
         lambda members, flags: recur(
-            memory.points, metric, problem.full, scale, share, noise,
+            memory.points, metric, problem.full, scale, noise,
             problem.profile, problem.ridges, problem.targets, roots, memory.images,
             memory.square, memory.slopes, memory.starts, memory.aside, answers, *sums,
             status, least, most, problem.d, at_once, 0, members, flags,
