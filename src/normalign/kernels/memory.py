@@ -73,11 +73,11 @@ def estimate_memory(
     """Return the bytes that a fit will need above its data, at its peak.
 
     The solver's memory, copies of the data (centred, and as both sides of the kernel's
-    tiles) and of the targets, metrics, and the tables with which gradients are summed. A fall-back to
-    float64, taken only where float32 fails, doubles the solver's part. Up to 8192 rows
-    with numba, and 1536 without, a processor keeps slopes beside kernel values, where
-    the limit allows: a second triangle, of at most 0.3 GB, or squares of 38 MB
-    together. What is told here is the triangle, without which nothing goes.
+    tiles) and of the targets, metrics, and the tables with which gradients are summed.
+    A fall-back to float64, taken only where float32 fails, doubles the solver's part.
+    Up to 8192 rows with numba, and 1536 without, a processor keeps slopes beside kernel
+    values, where the limit allows: a second triangle, of at most 0.3 GB, or squares of
+    38 MB together. What is told here is the triangle, without which nothing goes.
 
     Parameters
     ----------
