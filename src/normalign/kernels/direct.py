@@ -109,7 +109,7 @@ def compiled_room(system: System, k: int, limit: int, *, slopes: bool) -> Room |
     here = points.device.type == "cpu" and compiled.is_available()
     if not (known and here and 0 < k <= len(points)):
         return None
-    from normalign.kernels.compiled.memory import layout_of
+    from normalign.kernels.compiled.layout import layout_of
 
     layout = layout_of(*points.shape, k, points.dtype.itemsize)
     full = system.metric is not None and system.metric.ndim == 2

@@ -13,7 +13,7 @@ from normalign.kernels.compiled.factor import (
     phases,
     rows_at_once,
 )
-from normalign.kernels.compiled.memory import Layout
+from normalign.kernels.compiled.layout import Layout
 from normalign.kernels.compiled.team import together
 from tests.kernels.compiled.strips import (
     from_strips,

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normalign.kernels.compiled.memory import Layout
+from normalign.kernels.compiled.layout import Layout
 from normalign.kernels.compiled.products import (
     BLOCK,
     DEPTH,

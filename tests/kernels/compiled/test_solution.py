@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from normalign.kernels import Gaussian, Laplace, Solver, direct, recursions
-from normalign.kernels.compiled import memory, solution
+from normalign.kernels.compiled import layout, solution
 from normalign.kernels.compiled.solution import CompiledSolution
 from normalign.kernels.direct import DirectSolution
 from normalign.kernels.memory import direct_bytes
@@ -167,13 +167,13 @@ def test_slopes_that_were_not_kept_are_made_again(
 def test_outputs_may_learn_some_at_a_time(kind, kept, monkeypatch):
     x, y, seen = points(150, 5), points(150, 7, seed=1), metric(kind, 5)
     wanted = made(x, y, Laplace(2.0), seen)
-    memory.layout_of.cache_clear()
-    monkeypatch.setattr(memory.Layout, "at_once", 3)
+    layout.layout_of.cache_clear()
+    monkeypatch.setattr(layout.Layout, "at_once", 3)
     if not kept:
         monkeypatch.setattr(direct, "_KEPT_SLOPES", 0)
     found = made(x, y, Laplace(2.0), seen)
     (last,) = made(x, y, Laplace(2.0), seen, every=False)
-    memory.layout_of.cache_clear()
+    layout.layout_of.cache_clear()
     assert torch.equal(last.machine.metric, found[-1].machine.metric)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(
@@ -207,7 +207,7 @@ def test_a_factor_may_take_many_calls(monkeypatch):
 def test_a_limit_of_memory_is_kept_to_with_slopes_without_them_or_by_panels():
     single = {"dtype": torch.float32}
     x, y = points(2500, 3, **single), points(2500, 1, seed=1, **single)
-    roomy = memory.layout_of(2500, 3, 1, 4).bytes(full=True, slopes=True)
+    roomy = layout.layout_of(2500, 3, 1, 4).bytes(full=True, slopes=True)
     tight = direct_bytes(2500, dtype=torch.float32, device=x.device)
     settings = {"ridge": 1.0, "n_iter": 1}
     for limit, kept in ((roomy, True), (roomy - 1, False), (tight, False)):

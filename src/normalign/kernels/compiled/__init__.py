@@ -10,7 +10,7 @@ kernel is not one of those here.
 From the inside out: ``tile`` (one product in registers), ``vectors`` (plain passes),
 ``products`` (tables), ``profiles`` (kernel values), ``sums`` (over centers), ``team``
 (threads), ``factor`` (Cholesky), ``learning`` (the metric), ``machine`` (an iteration);
-``memory``, ``solution`` and ``expansion`` (arrays and tensors around them).
+``layout``, ``memory``, ``solution`` and ``expansion`` (arrays and tensors around them).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normalign.kernels.compiled import profile_of
-from normalign.kernels.compiled.memory import in_strips, whole
+from normalign.kernels.compiled.layout import in_strips, whole
 from normalign.kernels.compiled.sums import MANY, expand
 from normalign.kernels.compiled.team import threads, together
 from normalign.kernels.compiled.tile import HEIGHT, columns

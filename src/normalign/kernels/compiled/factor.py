@@ -7,7 +7,7 @@ matrix, so that factorising turns them into :math:`U^{-\top} y` on the way. Rows
 blocks: a block is brought up to date by one product with all rows above it, then its
 diagonal part is factorised, then the rest of its rows is divided by that. The members
 of a team take its strips as they come. Strips end below the diagonal, see
-:class:`~normalign.kernels.compiled.memory.Memory`.
+:class:`~normalign.kernels.compiled.layout.Layout`.
 """
 
 from __future__ import annotations
