@@ -270,7 +270,7 @@ def test_complaints_about_a_single_fold_are_made_in_the_name_of_the_search():
     table = np.array([[1.0], [1e-250], *[[0.0]] * 6])
     words = "^RFAMRegressorCV: X must be spread over"
     with pytest.raises(ValueError, match=words):
-        RFAMRegressorCV(**SMALL, cv=4).fit(table, np.arange(8.0))
+        RFAMRegressorCV(**SMALL, cv=KFold(8)).fit(table, np.arange(8.0))
 
 
 @pytest.mark.parametrize(("kind", "plain"), KINDS)
