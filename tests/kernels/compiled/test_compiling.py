@@ -37,7 +37,7 @@ RFMRegressor().fit(x, x[:, 0])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_who_waits_for_the_compiler_is_told_once(tmp_path):
     told = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-W", "error::UserWarning", "-c", FIT]
