@@ -100,7 +100,7 @@ def _tried(
     return _finished(triangle, y, solved, system)
 
 
-def compiled_room(system: System, k: int, limit: int, *, slopes: bool) -> Room | None:
+def compiled_room(system: System, k: int, limit: float, *, slopes: bool) -> Room | None:
     """What there is room for, if there is compiled code for a system; None if not.
 
     ``slopes`` says that there will be a next metric.

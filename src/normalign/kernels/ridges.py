@@ -5,18 +5,21 @@ With :math:`W^{1/2} K W^{1/2} = Q \Lambda Q^\top` every ridge costs two products
 .. math:: a(\rho) = W^{1/2} Q (\Lambda + \rho I)^{-1} Q^\top W^{1/2} y
 
 but an eigendecomposition costs as much as several Cholesky factors, and the more of
-them the larger the matrix: on two cores 2 at 100 rows, 4 to 6 at 300, 12 at 700, 24 to
-38 at 2500 (``benchmarks/ridges.py``). So five ridges share one only for small tables.
+them the larger the matrix: on two cores 2 at 100 rows, 4 to 9 at 300, 12 to 20 at 1500,
+and of compiled ones 4 to 9, 20, and 20 to 40 (``benchmarks/ridges.py``). So five ridges
+share one only for small tables.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from normalign.kernels.direct import compiled_room
 from normalign.kernels.functions import kernel_matrix
 from normalign.kernels.solve import solve
 from normalign.kernels.system import Solved, Solver, System
@@ -24,17 +27,20 @@ from normalign.kernels.system import Solved, Solver, System
 __all__ = ["ridge_path", "shared_is_cheaper"]
 
 
-def shared_is_cheaper(n: int, n_ridges: int) -> bool:
+def shared_is_cheaper(n: int, n_ridges: int, *, quick: bool = False) -> bool:
     """Whether one eigendecomposition costs less than a Cholesky factor per ridge.
 
-    A power law fitted to measured times; see the module.
+    Simple laws for measured times; see the module. Solves are ``quick`` where they are
+    compiled.
 
     Examples
     --------
     >>> shared_is_cheaper(100, 5), shared_is_cheaper(2500, 5)
     (True, False)
+    >>> shared_is_cheaper(100, 5, quick=True)
+    False
     """
-    return n_ridges > 0.032 * n**0.9
+    return n_ridges > (min(0.06 * n, 20) if quick else 0.032 * n**0.9)
 
 
 def ridge_path(
@@ -62,7 +68,8 @@ def ridge_path(
     solved : Solved
     """
     solver = solver or Solver()
-    if solver.name == "auto" and shared_is_cheaper(len(y), len(ridges)):
+    quick = compiled_room(system, y.shape[1], math.inf, slopes=False) is not None
+    if solver.name == "auto" and shared_is_cheaper(len(y), len(ridges), quick=quick):
         yield from _shared(system, y, ridges)
         return
     for ridge in ridges:
