@@ -6,7 +6,6 @@ its own seed, so its answer does not depend on which worker runs it or when.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from threading import Lock, local
 from typing import Any
 
+import joblib
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
@@ -373,7 +373,8 @@ def shared_threads(n_jobs: int) -> Iterator[None]:
     if n_jobs == 1:
         yield
         return
-    _THREADS.hold(max((os.cpu_count() or 1) // n_jobs, 1))
+    # those that the process may use: fewer in a container, or in a batch job
+    _THREADS.hold(max(joblib.cpu_count() // n_jobs, 1))
     try:
         yield
     finally:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from operator import index
 from typing import Any
 
 import torch
 
 from normalign._checks import complaint, require, require_kind
+from normalign.kernels.free_memory import free_bytes
 from normalign.kernels.tiles import tile_shape
 from normalign.kernels.triangle import triangle_bytes
 
@@ -31,20 +31,7 @@ def available_bytes(device: torch.device) -> int:
         }
         cached = held.get("reserved_bytes", 0) - held.get("allocated_bytes", 0)
         return int(_SHARE * (free + cached))
-    return int(_SHARE * _free_memory())
-
-
-def _free_memory() -> int:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # not Linux: half of the memory stands in for what is free
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    return 8 << 30
+    return int(_SHARE * free_bytes())
 
 
 def direct_bytes(n: int, *, dtype: torch.dtype, device: torch.device) -> int:
