@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from normalign.kernels import memory
 from normalign.kernels.free_memory import free_bytes
 from normalign.kernels.memory import available_bytes
 
-MACHINE = "MemTotal:       32000 kB\nMemAvailable:   20000 kB\nHugePages_Total:       0\n"
+MACHINE = "MemTotal:   32000 kB\nMemAvailable:   20000 kB\nHugePages_Total:   0\n"
 
 
 @pytest.fixture
@@ -88,9 +90,5 @@ def test_where_nothing_is_told_there_is_a_guess(tmp_path):
 
 
 def test_most_of_it_may_be_used(monkeypatch):
-    import torch
-
-    from normalign.kernels import memory
-
     monkeypatch.setattr(memory, "free_bytes", lambda: 1000)
     assert available_bytes(torch.device("cpu")) == 800

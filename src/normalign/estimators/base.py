@@ -406,6 +406,7 @@ def _named(function: FunctionType, qualname: str) -> FunctionType:
     )
     same.__kwdefaults__ = function.__kwdefaults__
     same.__annotations__, same.__doc__ = function.__annotations__, function.__doc__
+    vars(same).update(vars(function))  # what it wraps, of which the signature is told
     same.__qualname__ = qualname
     return same
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -15,7 +15,8 @@ from normalign._checks import describe, require, require_kind
 from normalign.estimators.arrays import Origin, checked_features
 from normalign.estimators.blended import assembled
 from normalign.estimators.placement import DTYPES, Frame, farthest, power_of_two
-from normalign.kernels import KERNELS, Kernel, Machine
+from normalign.kernels import KERNELS, Kernel, Machine, metric_root
+from normalign.kernels.metric import through_metric
 from normalign.kernels.pull_back import Cotangent, jacobian_pull_back
 
 __all__ = ["FittedMachine", "kernel_named"]
@@ -48,7 +49,7 @@ def _measures(machine: Any) -> tuple[torch.dtype, float]:
     return machine.dtype, min(part.kernel.bandwidth for part in machine.machines)
 
 
-class FittedMachine(BaseEstimator):
+class FittedMachine(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     """Outputs and Jacobians of a machine whose arrays a subclass has learned.
 
     The arrays are in the caller's units; the machine of tensors, in the frame of the
@@ -67,6 +68,34 @@ class FittedMachine(BaseEstimator):
     kernel_: str
     dtype_: str
     device_: str
+
+    def transform(self, X: Any) -> Any:
+        r"""Rows in coordinates in which the learned distance is the plain one.
+
+        .. math:: x \mapsto M^{1/2} (x - m)
+
+        With the symmetric root, which leaves every column as near to itself as can be,
+        and m the ``location_``. Euclidean distances are then those of the metric (for
+        "product_laplace" sums of absolute differences are those of the kernel), so a
+        model that goes by distance, such as neighbours or clusters, sees what the
+        machine sees. Directions in which the metric is hardly more than rounding are
+        left out. ``set_output`` makes frames of the rows.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+
+        Returns
+        -------
+        array of shape (n, d)
+            Of the kind of X.
+        """
+        x, finish = self._entered(X)
+        # An update is right to some hundred roundings; in roots they would be seen.
+        rounding = torch.finfo(DTYPES[self.dtype_]).eps ** 0.7
+        metric = torch.tensor(self.metric_, dtype=torch.float64)
+        root = metric_root(metric, least=rounding)
+        return finish(through_metric(x.cpu().double(), root).numpy() * self.unit_)
 
     def jacobian(self, X: Any) -> Any:
         r"""Jacobians of the outputs, in closed form.

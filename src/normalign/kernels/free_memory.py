@@ -15,8 +15,8 @@ __all__ = ["free_bytes"]
 
 _ROOT = Path("/")
 # Files with a group's limit and use, in the two versions of the kernel's interface.
-_UNIFIED = "memory.max", "memory.current"
-_LEGACY = "memory.limit_in_bytes", "memory.usage_in_bytes"
+_UNIFIED = ("memory.max", "memory.current")
+_LEGACY = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 _UNKNOWN = 8 << 30  # neither Linux nor POSIX: a modest machine stands in
 
 
@@ -65,7 +65,7 @@ def _groups(root: Path) -> Iterator[tuple[Path, str, str]]:
         # found; its own group is then the top.
         here = top / path.lstrip("/")
         for folder in (here, *here.parents):
-            yield folder, *files
+            yield folder, files[0], files[1]
             if folder == top:
                 break
 

@@ -36,8 +36,12 @@ def metric_diagonal(metric: Tensor) -> Tensor:
     return metric if metric.ndim == 1 else metric.diagonal()
 
 
-def metric_root(metric: Tensor) -> Tensor:
+def metric_root(metric: Tensor, *, least: float = 0.0) -> Tensor:
     """The symmetric root, by a float64 eigendecomposition; negative noise is zero.
+
+    Of a full metric, what is below the share ``least`` of its largest eigenvalue is
+    taken for zero, too: the root of rounding has half as many digits, and is no longer
+    small.
 
     Examples
     --------
@@ -47,7 +51,8 @@ def metric_root(metric: Tensor) -> Tensor:
     if metric.ndim == 1:
         return metric.clamp(min=0).sqrt()
     spectrum, axes = torch.linalg.eigh(metric.double())
-    root = (axes * spectrum.clamp(min=0).sqrt()) @ axes.T
+    spectrum = spectrum.where(spectrum > least * spectrum[-1], 0).clamp(min=0)
+    root = (axes * spectrum.sqrt()) @ axes.T
     return root.to(metric.dtype)
 
 
