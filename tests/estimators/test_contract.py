@@ -27,6 +27,7 @@ from normalign.estimators import (
     RFMRegressor,
     as_torch,
 )
+from normalign.geometry import local_affine
 from tests.estimators.tables import (
     CLASSIFIERS,
     CODES,
@@ -290,10 +291,30 @@ def test_one_against_the_rest_has_a_torch_form_too():
     np.testing.assert_allclose(found, fitted.decision_function(FRESH), atol=1e-7)
 
 
-def test_machines_of_parts_or_of_several_labels_have_no_torch_form():
-    parts = RFMRegressor(max_leaf_size=25, n_iter=0, random_state=0).fit(X, NUMBERS)
-    with pytest.raises(ValueError, match="a machine of one part, got one of"):
-        as_torch(parts)
+@pytest.mark.parametrize("kernel", ["laplace", "gaussian", "product_laplace"])
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_a_machine_of_parts_has_a_torch_form_too(kernel, diagonal):
+    fitted = RFAMClassifier(
+        kernel=kernel, diagonal=diagonal, max_leaf_size=25, n_iter=1, random_state=0
+    ).fit(5 * X + 2, WORDS)
+    rows = 5 * FRESH + 2
+    gates = [len(visit.rows) for visit in fitted._model()[0].tree.visits(
+        torch.as_tensor((rows - fitted.location_) / fitted.unit_))]  # fmt: skip
+    assert sum(gates) > len(rows)  # some are inside of bands
+    found = local_affine(as_torch(fitted), torch.as_tensor(rows))
+    np.testing.assert_allclose(found.output, fitted.decision_function(rows), atol=1e-7)
+    np.testing.assert_allclose(found.jacobian, fitted.jacobian(rows), atol=1e-6)
+
+
+def test_a_table_that_cannot_be_cut_has_a_torch_form_too():
+    same = np.ones((12, 2))
+    fitted = RFMRegressor(max_leaf_size=5).fit(same, NUMBERS[:12])
+    assert len(fitted.leaves_["bandwidths"]) == 1
+    found = as_torch(fitted)(torch.as_tensor(same[:2]))[:, 0]
+    np.testing.assert_allclose(found, fitted.predict(same[:2]), atol=1e-7)
+
+
+def test_a_machine_of_several_labels_has_no_torch_form():
     labels = np.stack([WORDS, WORDS], axis=1)
     with pytest.raises(ValueError, match="one label per sample"):
         as_torch(RFMClassifier(n_iter=0).fit(X, labels))

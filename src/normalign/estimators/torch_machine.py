@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from normalign._checks import require
 from normalign.estimators.fitted import FittedMachine
 from normalign.estimators.torch_parts import Scaling, dense
+from normalign.estimators.tree import Tree, smoothstep
 from normalign.kernels import metric_root
 
-__all__ = ["MetricExpansion", "machine_module"]
+__all__ = ["Blend", "MetricExpansion", "machine_module"]
 
 
 class MetricExpansion(nn.Module):
@@ -100,41 +104,121 @@ class MetricExpansion(nn.Module):
         return f"{self.kernel}, points={len(self.placed)}, exponent={self.exponent:g}"
 
 
+class Blend(nn.Module):
+    r"""Machines of parts as one, blended by the gates of a tree of cuts.
+
+    .. math:: f(x) = b + \sum_\ell g_\ell(x) f_\ell(x)
+
+    Every part is asked about every row, so that functions of :mod:`torch.func` can pass
+    through: ``n * m`` numbers are held for the largest part.
+
+    Parameters
+    ----------
+    parts : sequence of Module
+        From left to right.
+    tree : Tree
+        In the space of the inputs.
+    bias : Tensor of shape (k,)
+
+    Examples
+    --------
+    >>> tree = Tree(torch.ones(1, 1), torch.tensor([[0.0, 2.0]]),
+    ...             torch.tensor([[-1, -2]]))
+    >>> Blend([nn.ReLU(), nn.Identity()], tree, torch.zeros(1))(torch.ones(1, 1))
+    tensor([[1.]])
+    """
+
+    directions: Tensor
+    bands: Tensor
+    bias: Tensor
+
+    def __init__(self, parts: Sequence[nn.Module], tree: Tree, bias: Tensor) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.register_buffer("directions", tree.directions)
+        self.register_buffer("bands", tree.bands)
+        self.register_buffer("bias", bias)
+        self.children_of = tree.children.tolist()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the blended outputs, of shape (n, k)."""
+        gates = self._gates(x)
+        return self.bias + sum(
+            gates[leaf][..., None] * part(x) for leaf, part in enumerate(self.parts)
+        )
+
+    def _gates(self, x: Tensor) -> dict[int, Tensor]:
+        """Of every leaf, the product along its path."""
+        lower, upper = self.bands.T
+        right = smoothstep((x @ self.directions.T - lower) / (upper - lower))
+        gates, waiting = (
+            {},
+            [(0 if self.children_of else -1, torch.ones_like(x[..., 0]))],
+        )
+        while waiting:
+            node, gate = waiting.pop()
+            if node < 0:
+                gates[-1 - node] = gate
+                continue
+            left_child, right_child = self.children_of[node]
+            waiting.append((left_child, gate * (1 - right[..., node])))
+            waiting.append((right_child, gate * right[..., node]))
+        return gates
+
+
 def machine_module(callee: str, fitted: Any) -> nn.Module:
     """Return the module of a fitted kernel machine: its k outputs.
 
     Raises
     ------
     ValueError
-        If the machine has parts, or several label columns.
+        If the machine has several label columns.
     """
-    require(
-        getattr(fitted, "leaves_", None) is None, callee, "fitted",
-        "a machine of one part", f"one of {_parts(fitted)}",
-        "Fit with max_leaf_size=None; .jacobian works for parts, too.",
-    )  # fmt: skip
     require(
         not isinstance(getattr(fitted, "classes_", None), list), callee, "fitted",
         "a classifier with one label per sample",
         f"a {type(fitted).__name__} with several", "Fit one classifier per label.",
     )  # fmt: skip
-    return _module(fitted)
-
-
-def _parts(fitted: Any) -> int:
-    return len(getattr(fitted, "leaves_", {}).get("bandwidths", ()))
-
-
-def _module(fitted: FittedMachine) -> nn.Module:
     location, unit = dense(fitted.location_), torch.tensor(fitted.unit_).double()
     frame = Scaling(location, unit.expand_as(location).clone(), 0 * location)
-    bandwidth = fitted.bandwidth_ / fitted.unit_
-    expansion = MetricExpansion(
-        fitted.kernel_,
+    leaves = getattr(fitted, "leaves_", None)
+    return nn.Sequential(
+        frame, _whole(fitted, frame) if leaves is None else _blend(fitted, leaves)
+    )
+
+
+def _whole(fitted: FittedMachine, frame: nn.Module) -> nn.Module:
+    return _expansion(
+        fitted,
+        _root(fitted),
         frame(dense(fitted.X_fit_)),
         dense(fitted.dual_coef_),
         dense(fitted.intercept_),
-        metric_root(dense(fitted.metric_)) / bandwidth,
-        exponent=fitted.exponent_,
     )
-    return nn.Sequential(frame, expansion)
+
+
+def _blend(fitted: FittedMachine, leaves: dict[str, np.ndarray]) -> nn.Module:
+    root, centers = _root(fitted), dense(leaves["centers"])
+    coef, intercepts = dense(fitted.dual_coef_), dense(leaves["intercepts"])
+    rows = torch.tensor(leaves["rows"])
+    parts = [
+        _expansion(
+            fitted, root, centers[rows[start:stop]], coef[start:stop], intercepts[leaf]
+        )
+        for leaf, (start, stop) in enumerate(pairwise(leaves["offsets"].tolist()))
+    ]
+    cuts = (torch.tensor(leaves[name]) for name in ("directions", "bands", "children"))
+    return Blend(parts, Tree(*cuts), dense(fitted.intercept_))
+
+
+def _root(fitted: FittedMachine) -> Tensor:
+    """The root of the metric over the bandwidth, which all parts share."""
+    return metric_root(dense(fitted.metric_)) * (fitted.unit_ / fitted.bandwidth_)
+
+
+def _expansion(
+    fitted: FittedMachine, root: Tensor, points: Tensor, coef: Tensor, bias: Tensor
+) -> MetricExpansion:
+    return MetricExpansion(
+        fitted.kernel_, points, coef, bias, root, exponent=fitted.exponent_
+    )

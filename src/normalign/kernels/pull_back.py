@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from normalign.kernels.functions import Kernel, Radial, middle
 from normalign.kernels.gradients import (
-    expansion,
     expansion_jacobian,
     expansion_of_sides,
     is_for_compiled,
@@ -51,8 +51,6 @@ class Columns:
         The origin in which distances are taken.
     right : Tensor
         The kernel's columns.
-    moments : Tensor of shape (m, d + 1)
-        Rows ``(x_j, 1)``, from that origin.
     """
 
     centers: Tensor
@@ -61,7 +59,6 @@ class Columns:
     metric: Tensor | None
     shift: Tensor
     right: Tensor
-    moments: Tensor
 
     @classmethod
     def of(
@@ -69,10 +66,19 @@ class Columns:
     ) -> Columns:
         """Prepare an expansion."""
         shift = middle(centers)
-        placed = centers - shift
-        _, right = kernel.sides(placed, metric)
-        moments = torch.cat([placed, placed.new_ones(len(placed), 1)], 1)
-        return cls(centers, coef, kernel, metric, shift, right, moments)
+        _, right = kernel.sides(centers - shift, metric)
+        return cls(centers, coef, kernel, metric, shift, right)
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """The expansion at every row, ``(n, k)``."""
+        left, _ = self.kernel.sides(x - self.shift, self.metric)
+        return expansion_of_sides(left, self.right, self.coef, self.kernel)
+
+    @cached_property
+    def moments(self) -> Tensor:
+        """Rows ``(x_j, 1)`` from the same origin, ``(m, d + 1)``."""
+        placed = self.centers - self.shift
+        return torch.cat([placed, placed.new_ones(len(placed), 1)], 1)
 
 
 @torch.no_grad()
@@ -110,10 +116,7 @@ def pull_back(
         return jacobian_pull_back(
             x,
             cotangent,
-            outputs=lambda rows: expansion(
-                rows, columns.centers, columns.coef, kernel,
-                metric=columns.metric,
-            ),
+            outputs=columns.outputs,
             jacobian=lambda rows: expansion_jacobian(
                 rows, columns.centers, columns.coef, kernel,
                 metric=columns.metric,

@@ -35,7 +35,7 @@ from normalign.kernels.functions import (
     require_table,
     seeded,
 )
-from normalign.kernels.gradients import expansion, expansion_jacobian
+from normalign.kernels.gradients import expansion_jacobian
 from normalign.kernels.memory import available_bytes
 from normalign.kernels.metric import learned
 from normalign.kernels.precision import full_precision
@@ -75,11 +75,10 @@ class Machine:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs at every row, ``(n, k)``, in the machine's dtype."""
+        require_table("Machine", "x", x, self.centers.shape[1])
         x = x.to(self.coef.dtype)
         with full_precision(x.device):
-            return self.intercept + expansion(
-                x, self.centers, self.coef, self.kernel, metric=self.metric
-            )
+            return self.intercept + self._columns.outputs(x)
 
     def jacobian(self, x: Tensor) -> Tensor:
         """Jacobians at every row, ``(n, k, d)``, in closed form."""
