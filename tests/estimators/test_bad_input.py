@@ -15,7 +15,7 @@ from normalign.estimators import (
     RFMClassifier,
     RFMRegressor,
 )
-from tests.estimators.tables import (
+from tests.estimators.samples import (
     CLASSIFIERS,
     ESTIMATORS,
     FRESH,

@@ -7,7 +7,7 @@ from sklearn.metrics import log_loss
 
 from normalign.estimators import RFMClassifier
 from normalign.estimators.calibration import probabilities, temperature
-from tests.estimators.tables import CODES, FRESH, WORDS, X
+from tests.estimators.samples import CODES, FRESH, WORDS, X
 
 
 def drawn(n, k, factor, seed=0):

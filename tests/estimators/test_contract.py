@@ -28,7 +28,7 @@ from normalign.estimators import (
     as_torch,
 )
 from normalign.geometry import local_affine
-from tests.estimators.tables import (
+from tests.estimators.samples import (
     CLASSIFIERS,
     CODES,
     ESTIMATORS,

@@ -10,7 +10,7 @@ from normalign.estimators import (
     RFMClassifier,
     RFMRegressor,
 )
-from tests.estimators.tables import FRESH, NUMBERS, WORDS, D, X
+from tests.estimators.samples import FRESH, NUMBERS, WORDS, D, X
 from tests.kernels import transcription
 
 

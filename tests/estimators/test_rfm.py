@@ -9,7 +9,7 @@ from torch.func import jacrev, vmap
 from normalign import local_geometry
 from normalign.estimators import RFMClassifier, RFMRegressor, as_torch
 from normalign.kernels import Laplace, Machine
-from tests.estimators.tables import CODES, FRESH, NUMBERS, REGRESSORS, WORDS, D, N, X
+from tests.estimators.samples import CODES, FRESH, NUMBERS, REGRESSORS, WORDS, D, N, X
 from tests.kernels import transcription
 
 PAPER = {"center": False, "dtype": "float64"}

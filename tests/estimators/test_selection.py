@@ -20,11 +20,11 @@ from sklearn.utils.estimator_checks import check_estimator
 from normalign.estimators import RFAMClassifier, RFAMRegressor
 from normalign.estimators import leaves as leaves_module
 from normalign.estimators import selection as selection_module
-from normalign.estimators import trajectories as trajectories_module
-from normalign.estimators.candidates import best_candidate
-from normalign.estimators.folds import shuffled_folds, shuffled_split
+from normalign.estimators.search import trajectories as trajectories_module
+from normalign.estimators.search.candidates import best_candidate
+from normalign.estimators.search.folds import shuffled_folds, shuffled_split
+from normalign.estimators.search.trajectories import rounds_left, scored_trajectory
 from normalign.estimators.selection import RFAMClassifierCV, RFAMRegressorCV
-from normalign.estimators.trajectories import rounds_left, scored_trajectory
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(90, 3))

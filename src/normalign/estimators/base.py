@@ -18,18 +18,18 @@ import torch
 from sklearn.utils import check_random_state
 from tqdm import tqdm
 
-from normalign.estimators.arrays import Origin, checked_features, checked_weights
 from normalign.estimators.fitted import FittedMachine, kernel_named
 from normalign.estimators.leaves import Clock, FittedLeaf, LeafJob, Recipe, fit_leaf
-from normalign.estimators.limits import (
+from normalign.estimators.parameters import check_parameters
+from normalign.estimators.partition.partitioned import fit_partitioned
+from normalign.estimators.problem import Problem, held_out_rows
+from normalign.estimators.scale.limits import (
     callers_level,
     require_memory,
     warn_of_rounding,
     warn_of_scale,
 )
-from normalign.estimators.parameters import check_parameters
-from normalign.estimators.partitioned import fit_partitioned
-from normalign.estimators.placement import (
+from normalign.estimators.scale.placement import (
     DTYPES,
     PRECISE_ROWS,
     Frame,
@@ -37,8 +37,8 @@ from normalign.estimators.placement import (
     chosen_dtype,
     rounding_share,
 )
-from normalign.estimators.problem import Problem, held_out_rows
-from normalign.estimators.targets import Answers
+from normalign.estimators.tables.arrays import Origin, checked_features, checked_weights
+from normalign.estimators.tables.targets import Answers
 from normalign.kernels import Iteration, Solver
 
 __all__ = [

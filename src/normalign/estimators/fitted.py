@@ -12,9 +12,9 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from normalign._checks import describe, require, require_kind
-from normalign.estimators.arrays import Origin, checked_features
-from normalign.estimators.blended import assembled
-from normalign.estimators.placement import DTYPES, Frame, farthest, power_of_two
+from normalign.estimators.partition.blended import assembled
+from normalign.estimators.scale.placement import DTYPES, Frame, farthest, power_of_two
+from normalign.estimators.tables.arrays import Origin, checked_features
 from normalign.kernels import KERNELS, Kernel, Machine, metric_root
 from normalign.kernels.metric import through_metric
 from normalign.kernels.pull_back import Cotangent, jacobian_pull_back

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from normalign._checks import require
-from normalign.estimators.look import Look
-from normalign.estimators.placement import Frame, power_of_two
-from normalign.estimators.targets import Answers
+from normalign.estimators.scale.look import Look
+from normalign.estimators.scale.placement import Frame, power_of_two
+from normalign.estimators.tables.targets import Answers
 
 __all__ = ["Problem", "Score", "held_out_rows", "same_rows"]
 

@@ -14,29 +14,29 @@ from sklearn.utils import check_random_state
 from tqdm import tqdm
 
 from normalign._checks import complaint, require, require_kind
-from normalign.estimators.arrays import Origin, checked_features, checked_weights
 from normalign.estimators.base import unchanged_on_failure, under_its_own_name
-from normalign.estimators.candidates import (
+from normalign.estimators.leaves import Clock, memory_share
+from normalign.estimators.parameters import check_parameters
+from normalign.estimators.partition.sweeps import jobs_at_once, parallel
+from normalign.estimators.problem import Problem
+from normalign.estimators.rfam import RFAMClassifier, RFAMRegressor
+from normalign.estimators.scale.limits import require_memory
+from normalign.estimators.search.candidates import (
     best_candidate,
     check_candidates,
     check_scores,
     results_table,
 )
-from normalign.estimators.folds import chosen_splits
-from normalign.estimators.frames import in_pandas
-from normalign.estimators.leaves import Clock, memory_share
-from normalign.estimators.limits import require_memory
-from normalign.estimators.parameters import check_parameters
-from normalign.estimators.problem import Problem
-from normalign.estimators.rfam import RFAMClassifier, RFAMRegressor
-from normalign.estimators.sweeps import jobs_at_once, parallel
-from normalign.estimators.targets import Answers, side_by_side
-from normalign.estimators.trajectories import (
+from normalign.estimators.search.folds import chosen_splits
+from normalign.estimators.search.trajectories import (
     Fold,
     TrajectoryJob,
     rounds_left,
     scored_trajectory,
 )
+from normalign.estimators.tables.arrays import Origin, checked_features, checked_weights
+from normalign.estimators.tables.frames import in_pandas
+from normalign.estimators.tables.targets import Answers, side_by_side
 
 __all__ = ["RFAMClassifierCV", "RFAMRegressorCV"]
 

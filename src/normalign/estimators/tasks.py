@@ -11,10 +11,10 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import type_of_target
 
 from normalign._checks import require
-from normalign.estimators.arrays import Origin, as_numpy
 from normalign.estimators.base import KernelMachine
 from normalign.estimators.calibration import probabilities, temperature
-from normalign.estimators.targets import (
+from normalign.estimators.tables.arrays import Origin, as_numpy
+from normalign.estimators.tables.targets import (
     Answers,
     class_labels,
     numbers,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normalign.estimators import RFAMRegressor, selection
-from normalign.estimators.trajectories import scored_trajectory
+from normalign.estimators.search.trajectories import scored_trajectory
 from normalign.paper.context import Context
 from normalign.paper.experiments import tabarena as module
 from normalign.paper.experiments import tabarena_tasks as tasks

@@ -12,13 +12,13 @@ import torch
 from scipy.spatial.distance import pdist
 
 from normalign._checks import complaint
-from normalign.estimators.look import TELLING
-from normalign.estimators.placement import (
+from normalign.estimators.problem import Problem
+from normalign.estimators.scale.look import TELLING
+from normalign.estimators.scale.placement import (
     neighbours_rounding,
     rounding_noise,
     rounding_share,
 )
-from normalign.estimators.problem import Problem
 from normalign.kernels import Kernel, estimate_memory
 from normalign.kernels.functions import Radial
 from normalign.kernels.memory import available_bytes
@@ -32,7 +32,7 @@ _NEVER_MIND = 1 << 26
 _ROUNDING, _MARGIN = 1e-3, 4
 # What the kernel of neighbours may be off by without a word.
 _BLUR = 1e-4
-_HERE = str(Path(__file__).parent)
+_HERE = str(Path(__file__).parents[1])  # the folder of all estimators
 
 
 def require_memory(

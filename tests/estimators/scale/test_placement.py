@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.spatial.distance import cdist
 
-from normalign.estimators.placement import (
+from normalign.estimators.scale.placement import (
     Frame,
     chosen_device,
     chosen_dtype,

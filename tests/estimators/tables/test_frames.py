@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from normalign.estimators import RFMClassifier, RFMRegressor, make_tabular_pipeline
-from normalign.estimators.frames import in_pandas
-from tests.estimators.tables import NUMBERS, WORDS, N, X
+from normalign.estimators.tables.frames import in_pandas
+from tests.estimators.samples import NUMBERS, WORDS, N, X
 
 FRAME = pd.DataFrame(X, columns=list("abcd"))
 CITY = ["Rome", "Oslo", None] * (N // 3)

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from normalign.estimators import RFMClassifier, RFMRegressor
-from normalign.estimators.arrays import Origin, as_numpy, checked_weights
-from tests.estimators.tables import ESTIMATORS, FRESH, NUMBERS, X, answers
+from normalign.estimators.tables.arrays import Origin, as_numpy, checked_weights
+from tests.estimators.samples import ESTIMATORS, FRESH, NUMBERS, X, answers
 
 STRICT_DEVICES = array_api_strict.__array_namespace_info__().devices()
 

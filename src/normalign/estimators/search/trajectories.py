@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from normalign._checks import complaint
-from normalign.estimators.arrays import Origin, checked_features
 from normalign.estimators.base import two_seeds
 from normalign.estimators.leaves import Clock, left_out_rows, shared_threads
-from normalign.estimators.partitioned import partitioned_iterations
+from normalign.estimators.partition.partitioned import partitioned_iterations
 from normalign.estimators.problem import Problem, Score
 from normalign.estimators.rfam import RFAMClassifier, RFAMRegressor
+from normalign.estimators.tables.arrays import Origin, checked_features
 
 __all__ = [
     "Fold",

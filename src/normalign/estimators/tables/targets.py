@@ -11,8 +11,8 @@ from scipy import sparse
 from sklearn.exceptions import DataConversionWarning
 
 from normalign._checks import complaint, require, require_kind
-from normalign.estimators.arrays import as_numpy
-from normalign.estimators.cells import is_missing, kinds_of, with_nan
+from normalign.estimators.tables.arrays import as_numpy
+from normalign.estimators.tables.cells import is_missing, kinds_of, with_nan
 from normalign.kernels.memory import available_bytes
 
 __all__ = [

@@ -16,9 +16,9 @@ from sklearn.utils.metadata_routing import MetadataRouter
 from sklearn.utils.validation import check_is_fitted
 
 from normalign._checks import complaint, describe, require, require_kind
-from normalign.estimators.arrays import as_numpy, filled
-from normalign.estimators.cells import is_missing, kinds_of, text_of, type_kind
-from normalign.estimators.frames import in_pandas
+from normalign.estimators.tables.arrays import as_numpy, filled
+from normalign.estimators.tables.cells import is_missing, kinds_of, text_of, type_kind
+from normalign.estimators.tables.frames import in_pandas
 
 __all__ = [
     "ColumnsOfKind",

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.spatial.distance import pdist
 
-from normalign.estimators.look import Look
-from normalign.estimators.placement import rounding_share
+from normalign.estimators.scale.look import Look
+from normalign.estimators.scale.placement import rounding_share
 
 
 @given(

@@ -12,7 +12,7 @@ from sklearn.decomposition import PCA
 from torch import nn
 
 from normalign._checks import require_kind
-from normalign.estimators.torch_parts import Scaling, dense, linear_layer
+from normalign.estimators.torch_form.modules import Scaling, dense, linear_layer
 
 __all__ = ["TRANSFORMERS", "transformer"]
 

@@ -14,10 +14,10 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from normalign.estimators import RFAMRegressor, RFMClassifier, RFMRegressor
 from normalign.estimators import leaves as leaves_module
-from normalign.estimators.blended import BlendedMachine, assembled
 from normalign.estimators.leaves import Clock, LeafJob, Recipe, fit_leaf, shared_threads
-from normalign.estimators.partitioned import fit_partitioned, merged
-from normalign.estimators.sweeps import parallel
+from normalign.estimators.partition.blended import BlendedMachine, assembled
+from normalign.estimators.partition.partitioned import fit_partitioned, merged
+from normalign.estimators.partition.sweeps import parallel
 from normalign.kernels import Gaussian, Laplace, ProductLaplace
 
 RECIPE = Recipe(kernel=Laplace(bandwidth=5.0), ridge=0.1, n_iter=2)

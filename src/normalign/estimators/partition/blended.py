@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from normalign.estimators.leaves import FittedLeaf
-from normalign.estimators.tree import Tree
+from normalign.estimators.partition.tree import Tree
 from normalign.kernels import Kernel, Machine
 
 __all__ = ["BlendedMachine", "LeftOut", "Partitioned", "assembled"]

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from scipy import sparse
 from sklearn.exceptions import DataConversionWarning
 
-from normalign.estimators.targets import (
+from normalign.estimators.tables.targets import (
     class_labels,
     numbers,
     plain_labels,
     split_blocks,
 )
-from tests.estimators.tables import needs_variable_width
+from tests.estimators.samples import needs_variable_width
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c"]), min_size=2, max_size=20))

@@ -2,10 +2,10 @@ r"""Machines for large tables: Algorithm 1 with many small systems instead of on
 
 .. math:: f(x) = \sum_\ell g_\ell(x) f_\ell(x), \qquad \sum_\ell g_\ell = 1
 
-A tree of smooth cuts (:mod:`normalign.estimators.tree`) divides the rows; a cut goes
-through the median along the top direction of the metric that a machine on a sample of
-its rows learns. In every iteration each leaf solves its own system, and the next
-metric is the mean of the gradient outer products over the rows of all leaves, each
+A tree of smooth cuts (:mod:`normalign.estimators.partition.tree`) divides the rows; a
+cut goes through the median along the top direction of the metric that a machine on a
+sample of its rows learns. In every iteration each leaf solves its own system, and the
+next metric is the mean of the gradient outer products over the rows of all leaves, each
 row counted once:
 
 .. math:: M \leftarrow \frac{1}{n} \sum_\ell \sum_i
@@ -35,10 +35,16 @@ import torch
 from scipy import sparse
 from tqdm import tqdm
 
-from normalign.estimators.blended import Partitioned
 from normalign.estimators.leaves import Recipe
-from normalign.estimators.sweeps import CutAxes, Rows, Sweeps, Units, jobs_at_once
-from normalign.estimators.tree import grow, widest_overlap
+from normalign.estimators.partition.blended import Partitioned
+from normalign.estimators.partition.sweeps import (
+    CutAxes,
+    Rows,
+    Sweeps,
+    Units,
+    jobs_at_once,
+)
+from normalign.estimators.partition.tree import grow, widest_overlap
 
 __all__ = ["fit_partitioned", "merged", "partitioned_iterations"]
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from normalign._checks import require
 from normalign.estimators.fitted import FittedMachine
-from normalign.estimators.torch_parts import Scaling, dense
-from normalign.estimators.tree import Tree, smoothstep
+from normalign.estimators.partition.tree import Tree, smoothstep
+from normalign.estimators.torch_form.modules import Scaling, dense
 from normalign.kernels import metric_root
 
 __all__ = ["Blend", "MetricExpansion", "machine_module"]

@@ -12,17 +12,17 @@ import torch
 from joblib.parallel import get_active_backend
 from torch import Tensor
 
-from normalign.estimators.blended import LeftOut, Partitioned
 from normalign.estimators.leaves import FittedLeaf, Recipe
-from normalign.estimators.parts import (
+from normalign.estimators.partition.blended import LeftOut, Partitioned
+from normalign.estimators.partition.parts import (
     CutJob,
     PartJob,
     SolvedPart,
     cut_axes,
     solve_part,
 )
+from normalign.estimators.partition.tree import Grown
 from normalign.estimators.problem import same_rows
-from normalign.estimators.tree import Grown
 from normalign.kernels import Kernel, initial_metric, median_distance, normalised
 
 __all__ = ["CutAxes", "Rows", "Sweeps", "Units", "jobs_at_once", "parallel"]

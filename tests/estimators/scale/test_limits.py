@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from normalign.estimators import RFAMClassifierCV, RFMClassifier, RFMRegressor
-from normalign.estimators.arrays import checked_features
 from normalign.estimators.base import two_seeds
 from normalign.estimators.selection import RFAMRegressorCV
-from tests.estimators.tables import CODES, NUMBERS, N, X
+from normalign.estimators.tables.arrays import checked_features
+from tests.estimators.samples import CODES, NUMBERS, N, X
 
 
 @pytest.mark.parametrize(

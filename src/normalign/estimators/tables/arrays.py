@@ -12,8 +12,8 @@ from scipy import sparse
 from sklearn.utils.validation import validate_data
 
 from normalign._checks import complaint, describe, require, require_kind
-from normalign.estimators.cells import kinds_of, type_kind, unmasked, with_nan
-from normalign.estimators.frames import in_pandas
+from normalign.estimators.tables.cells import kinds_of, type_kind, unmasked, with_nan
+from normalign.estimators.tables.frames import in_pandas
 
 __all__ = ["Origin", "as_numpy", "checked_features", "checked_weights", "filled"]
 

@@ -21,15 +21,15 @@ from torch import Tensor, nn
 
 from normalign._checks import complaint, require, require_kind
 from normalign.estimators.fitted import FittedMachine
-from normalign.estimators.torch_machine import machine_module
-from normalign.estimators.torch_parts import (
+from normalign.estimators.torch_form.machine import machine_module
+from normalign.estimators.torch_form.modules import (
     Columns,
     KernelExpansion,
     TwoClassScores,
     dense,
     linear_layer,
 )
-from normalign.estimators.torch_preprocessing import TRANSFORMERS, transformer
+from normalign.estimators.torch_form.preprocessing import TRANSFORMERS, transformer
 
 __all__ = ["as_torch"]
 

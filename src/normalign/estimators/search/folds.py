@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.model_selection import check_cv
 
 from normalign._checks import complaint, describe, require, require_kind
-from normalign.estimators.targets import Answers, plain_labels, plain_numbers
+from normalign.estimators.tables.targets import Answers, plain_labels, plain_numbers
 
 __all__ = ["chosen_splits", "shuffled_folds", "shuffled_split"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from normalign._checks import require, require_kind
-from normalign.estimators.trajectories import Trajectory
+from normalign.estimators.search.trajectories import Trajectory
 
 __all__ = ["best_candidate", "check_candidates", "check_scores", "results_table"]
 

@@ -1,0 +1,1 @@
+"""Tables and answers as people hand them in: arrays, tensors, frames, labels."""

@@ -1,0 +1,1 @@
+"""Fitted models as torch modules."""
