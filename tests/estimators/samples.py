@@ -8,6 +8,7 @@ from normalign.estimators import (
     RFAMRegressor,
     RFMClassifier,
     RFMRegressor,
+    workers,
 )
 
 CLASSIFIERS = [RFMClassifier, RFAMClassifier]
@@ -31,3 +32,16 @@ needs_variable_width = pytest.mark.skipif(
 def answers(kind: type) -> np.ndarray:
     """Answers that suit an estimator: words for classifiers."""
     return WORDS if kind in CLASSIFIERS else NUMBERS
+
+
+def ticking(monkeypatch, *, seconds):
+    """Let that much time pass, for a pace, before every look at the clock but one."""
+    steps = iter([0, *(seconds if isinstance(seconds, list) else [])])
+    now = 0.0
+
+    def passed(pace):
+        nonlocal now
+        now += next(steps, seconds)
+        return now - workers.seconds_of_compiling()
+
+    monkeypatch.setattr(workers.Pace, "_now", passed)

@@ -379,10 +379,10 @@ def test_an_interrupted_fit_leaves_everything_as_it_was(monkeypatch):
     machine = RFMClassifier(n_iter=0).fit(X, WORDS)
     before = state(machine)
 
-    def interrupted(job):
+    def interrupted(*rows, **settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("normalign.estimators.base.fit_leaf", interrupted)
+    monkeypatch.setattr("normalign.estimators.base.fit_whole", interrupted)
     with pytest.raises(KeyboardInterrupt):
         machine.fit(X[:, :2], WORDS == "ant")
     assert state(machine) == before

@@ -133,7 +133,7 @@ def test_rows_of_a_problem_stay_in_its_frame():
     whole = problem(class_labels("fit", [0, 1] * 5), np.arange(1.0, 11.0))
     part = whole.rows(np.array([1, 4]))
     assert part.frame is whole.frame
-    np.testing.assert_array_equal(part.inside(), whole.inside()[[1, 4]])
+    np.testing.assert_array_equal(part.inside, whole.inside[[1, 4]])
     np.testing.assert_array_equal(part.weights, [2.0, 5.0])
     np.testing.assert_array_equal(part.answers.codes, [[1], [0]])
     assert part.sizes == (2,)

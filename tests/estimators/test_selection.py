@@ -18,8 +18,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from normalign.estimators import RFAMClassifier, RFAMRegressor
-from normalign.estimators import leaves as leaves_module
 from normalign.estimators import selection as selection_module
+from normalign.estimators import workers as workers_module
 from normalign.estimators.search import trajectories as trajectories_module
 from normalign.estimators.search.candidates import best_candidate
 from normalign.estimators.search.folds import shuffled_folds, shuffled_split
@@ -503,7 +503,7 @@ def seconds(monkeypatch):
     """A clock that goes on only when it is told to, for search and jobs."""
     told = SimpleNamespace(now=0.0)
     clock = SimpleNamespace(time=lambda: told.now, monotonic=lambda: told.now)
-    for module in (selection_module, leaves_module, trajectories_module):
+    for module in (selection_module, workers_module, trajectories_module):
         monkeypatch.setattr(module, "time", clock)
     return told
 
@@ -582,7 +582,7 @@ def test_workers_at_one_time_share_the_memory(monkeypatch, n_jobs, limit, share)
         return scored_trajectory(job)
 
     monkeypatch.setattr(selection_module, "scored_trajectory", watched)
-    monkeypatch.setattr(leaves_module, "available_bytes", lambda device: 2 << 30)
+    monkeypatch.setattr(workers_module, "available_bytes", lambda device: 2 << 30)
     machine = RFAMRegressorCV(**SMALL, cv=2, n_jobs=n_jobs, memory_limit=limit)
     with joblib.parallel_config("threading"):
         machine.fit(X, NUMBERS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -19,10 +18,10 @@ from sklearn.utils import check_random_state
 from tqdm import tqdm
 
 from normalign.estimators.fitted import FittedMachine, kernel_named
-from normalign.estimators.leaves import Clock, FittedLeaf, LeafJob, Recipe, fit_leaf
 from normalign.estimators.parameters import check_parameters
 from normalign.estimators.partition.partitioned import fit_partitioned
 from normalign.estimators.problem import Problem, held_out_rows
+from normalign.estimators.recipe import Recipe, Report
 from normalign.estimators.scale.limits import (
     callers_level,
     require_memory,
@@ -39,6 +38,8 @@ from normalign.estimators.scale.placement import (
 )
 from normalign.estimators.tables.arrays import Origin, checked_features, checked_weights
 from normalign.estimators.tables.targets import Answers
+from normalign.estimators.whole import CALIBRATION_ROWS, fit_whole
+from normalign.estimators.workers import Clock
 from normalign.kernels import Iteration, Solver
 
 __all__ = [
@@ -49,9 +50,6 @@ __all__ = [
 ]
 
 _Kind = TypeVar("_Kind")
-
-# Rows that temperatures are fitted on: what they cost is then below the solve's cost.
-_CALIBRATION_ROWS = 500
 
 
 class KernelMachine(FittedMachine, ABC):
@@ -169,7 +167,7 @@ class KernelMachine(FittedMachine, ABC):
         frame = Frame.around(table, weights)
         problem = Problem(
             table=table,
-            placed=frame.enter(table, torch.float64),
+            inside=frame.enter(table, torch.float64),
             answers=answers,
             weights=weights,
             frame=frame,
@@ -196,7 +194,7 @@ class KernelMachine(FittedMachine, ABC):
         if settled and problem.look.differs():
             return 0.0
         squares = self.kernel != "product_laplace"
-        return rounding_share(problem.inside(), torch.float32, squares=squares)
+        return rounding_share(problem.inside, torch.float32, squares=squares)
 
     def _limit(self) -> int | None:
         return None if self.memory_limit is None else int(self.memory_limit)
@@ -225,7 +223,6 @@ class KernelMachine(FittedMachine, ABC):
             agop_samples=int(self.agop_samples),
             dtype=problem.dtype,
             device=str(problem.device),
-            score=None if self.validation_fraction is None else problem.score,
             centred=self.max_leaf_size is None or problem.n <= self.max_leaf_size,
         )
 
@@ -262,93 +259,86 @@ class KernelMachine(FittedMachine, ABC):
         self.feature_importances_ = share / (share.sum() or 1.0)
         self._machine = []  # made when it is first asked for
         if held is not None:
-            x = torch.from_numpy(held.inside()).to(problem.device, DTYPES[self.dtype_])
+            x = torch.from_numpy(held.inside).to(problem.device, DTYPES[self.dtype_])
             self._calibrate(self._outputs_inside(x), held.answers.columns, held.weights)
 
     def _fit_whole(
         self, problem: Problem, held: Problem | None, recipe: Recipe, seed: int
     ) -> None:
-        rows = None
+        asked = None
         if held is None and problem.sizes:
-            rows = problem.sample(_CALIBRATION_ROWS)
-        limit = self.time_limit_s
+            asked = problem.sample(CALIBRATION_ROWS)
         if self.verbose:
             recipe = _WatchedRecipe(**vars(recipe), title=type(self).__name__)
-        leaf = fit_leaf(
-            LeafJob(
-                recipe,
-                problem.inside(),
-                problem.targets(),
-                problem.weights,
-                seed,
-                validation=None if held is None else problem.judged(held),
-                left_out=rows,
-                clock=Clock(None if limit is None else time.time() + limit),
-            )
+        fit = fit_whole(
+            recipe,
+            problem.inside,
+            problem.targets(),
+            problem.weights,
+            seed=seed,
+            validation=None if held is None else problem.validation(held),
+            asked=asked,
+            clock=Clock.within(self.time_limit_s),
         )
-        self.metric_ = leaf.metric
-        self.dual_coef_ = np.multiply(leaf.coef, problem.target_unit, dtype=np.float64)
+        self.metric_ = fit.metric
+        self.dual_coef_ = np.multiply(fit.coef, problem.target_unit, dtype=np.float64)
         self.intercept_ = problem.intercept
         self.X_fit_ = problem.table.copy()
-        self._report(problem, leaf)
-        rows = leaf.asked
-        if rows is not None and leaf.left_out is not None:
+        self._tell(problem, fit.report, fit.coef.dtype)
+        if fit.left_out is not None:
+            rows, outputs = fit.left_out
             weights = None if problem.weights is None else problem.weights[rows]
-            self._calibrate(
-                leaf.left_out + problem.intercept,
-                problem.answers.columns[rows],
-                weights,
-            )
+            columns = problem.answers.columns[rows]
+            self._calibrate(outputs + problem.intercept, columns, weights)
 
     def _fit_parts(
         self, problem: Problem, held: Problem | None, recipe: Recipe, seed: int
     ) -> None:
-        part = fit_partitioned(
-            problem.inside(),
+        fit = fit_partitioned(
+            problem.inside,
             problem.targets(),
             problem.weights,
             recipe=recipe,
             max_leaf_size=int(self.max_leaf_size or 0),
-            validation=None if held is None else problem.judged(held),
-            n_left_out=_CALIBRATION_ROWS if held is None and problem.sizes else 0,
+            validation=None if held is None else problem.validation(held),
+            n_left_out=CALIBRATION_ROWS if held is None and problem.sizes else 0,
             n_jobs=self.n_jobs,
             seed=seed,
-            time_limit_s=self.time_limit_s,
+            clock=Clock.within(self.time_limit_s),
             progress=bool(self.verbose),
         )
-        frame, arrays = problem.frame, dict(part.arrays)
-        self.metric_ = arrays.pop("metric")
-        self.dual_coef_ = arrays.pop("coef").astype(np.float64) * problem.target_unit
+        frame = problem.frame
+        self.metric_ = fit.metric
+        self.dual_coef_ = np.multiply(fit.coef, problem.target_unit, dtype=np.float64)
         self.intercept_ = problem.intercept
-        self.X_fit_ = part.x_fit.astype(np.float64) * frame.unit + frame.location
+        self.X_fit_ = fit.x_fit.astype(np.float64) * frame.unit + frame.location
         # As the machine sees them: to go back and forth would round them once more.
-        self.leaves_ = {**arrays, "centers": part.x_fit}
-        self.leaves_["intercepts"] = arrays["intercepts"] * problem.target_unit
-        self._report(problem, part.leaves[0])
-        if part.left_out is not None:
-            outputs, targets, weights = part.left_out
+        self.leaves_ = {**fit.leaves, "centers": fit.x_fit}
+        self._tell(problem, fit.report, fit.coef.dtype)
+        if fit.left_out is not None:
+            outputs, targets, weights = fit.left_out
             shift = problem.intercept
             self._calibrate(outputs + shift, targets + shift, weights)
 
-    def _report(self, problem: Problem, leaf: FittedLeaf) -> None:
+    def _tell(self, problem: Problem, report: Report, dtype: np.dtype) -> None:
         """Say how it went: iterations, solver, precision, scores."""
-        self.n_iter_ = int(leaf.n_iter)
-        self.bandwidth_ = float(leaf.bandwidth) * problem.frame.unit
-        self.solver_ = str(leaf.solved["solver"])
-        self.solver_dtype_ = str(leaf.solved["dtype"])
-        self.jitter_ = float(leaf.solved["jitter"])
-        self.converged_ = bool(leaf.solved["converged"])
-        if leaf.solved["caution"]:
-            warnings.warn(
-                f"{type(self).__name__}: {leaf.solved['caution']}",
-                UserWarning,
-                stacklevel=callers_level(),
+        self.n_iter_ = report.n_iter
+        self.bandwidth_ = report.bandwidth * problem.frame.unit
+        self.solver_, self.solver_dtype_ = report.solver, report.dtype
+        self.jitter_, self.converged_ = report.jitter, report.converged
+        callee, said = type(self).__name__, [report.caution]
+        if report.cut_short and report.n_iter == 0:
+            said.append(
+                "time_limit_s left no time for an update, so no metric was learned. "
+                "Raise it, or set max_leaf_size."
             )
+        for words in filter(None, said):
+            warnings.warn(f"{callee}: {words}", UserWarning, stacklevel=callers_level())
         # float64 where float32 did not do
-        self.dtype_ = "float32" if leaf.coef.dtype == np.float32 else "float64"
+        self.dtype_ = "float32" if dtype == np.float32 else "float64"
         self.device_ = str(problem.device)
         if self.validation_fraction is not None:
-            self.validation_scores_ = np.array(leaf.scores)
+            self.validation_scores_ = np.array(report.scores)
 
 
 @dataclass(frozen=True)

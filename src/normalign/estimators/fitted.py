@@ -44,9 +44,8 @@ def _narrowed(answer: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def _measures(machine: Any) -> tuple[torch.dtype, float]:
     """The precision of a machine, whole or in parts, and its bandwidth."""
-    if isinstance(machine, Machine):
-        return machine.coef.dtype, machine.kernel.bandwidth
-    return machine.dtype, min(part.kernel.bandwidth for part in machine.machines)
+    part = machine if isinstance(machine, Machine) else machine.machines[0]
+    return part.dtype, part.kernel.bandwidth
 
 
 class FittedMachine(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
@@ -224,9 +223,7 @@ class FittedMachine(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return self._whole() if leaves is None else self._blended(leaves)
 
     def _whole(self) -> tuple[Machine, float]:
-        dtype, device = DTYPES[self.dtype_], self._device_here()
-        # Coefficients of the size of one, whatever the size of the targets.
-        scale = power_of_two(float(np.abs(self.dual_coef_).max(initial=0.0)))
+        dtype, device, scale = DTYPES[self.dtype_], self._device_here(), self._scale()
 
         def tensor(array: np.ndarray) -> Tensor:
             return torch.tensor(array, dtype=dtype, device=device)
@@ -241,24 +238,21 @@ class FittedMachine(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return machine, scale
 
     def _blended(self, leaves: dict[str, np.ndarray]) -> tuple[Any, float]:
-        largest = max(
-            float(np.abs(part).max())
-            for part in (self.dual_coef_, leaves["intercepts"])
-        )
-        scale = power_of_two(largest)
+        scale = self._scale()
         machine = assembled(
             leaves["centers"],
-            {
-                **leaves,
-                "metric": self.metric_,
-                "coef": self.dual_coef_ / scale,
-                "intercepts": leaves["intercepts"] / scale,
-            },
+            leaves,
+            self.dual_coef_ / scale,
+            self.metric_,
             self._kernel_inside(),
             dtype=DTYPES[self.dtype_],
-            device=str(self._device_here()),
+            device=self._device_here(),
         )
         return machine, scale
+
+    def _scale(self) -> float:
+        """A number by which coefficients are divided to be of the size of one."""
+        return power_of_two(float(np.abs(self.dual_coef_).max(initial=0.0)))
 
     def _kernel_inside(self) -> Kernel:
         return kernel_named(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +16,7 @@ from normalign.estimators.scale.look import Look
 from normalign.estimators.scale.placement import Frame, power_of_two
 from normalign.estimators.tables.targets import Answers
 
-__all__ = ["Problem", "Score", "held_out_rows", "same_rows"]
+__all__ = ["Problem", "Score", "Validation", "held_out_rows", "same_rows"]
 
 # Targets may be that large: coefficients are larger by the size of 1 / ridge.
 _LARGEST_TARGET = 1e250
@@ -72,6 +74,32 @@ def _explained(outputs: Tensor, targets: Tensor, share: Tensor) -> float:
 
 
 @dataclass(frozen=True)
+class Validation:
+    """Rows kept apart, by which iterations of a machine are judged.
+
+    Parameters
+    ----------
+    x, y, weights : ndarray of shape (n, d), (n, k) and (n,)
+        As the machine sees them.
+    score : callable
+        ``score(outputs, targets, weights)``, higher is better.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    weights: np.ndarray
+    score: Callable[[Tensor, Tensor, Tensor], float]
+
+    def __call__(self, machine: Any) -> float:
+        """The score of a machine, whole or in parts."""
+        x, y, weights = (
+            torch.tensor(part, dtype=machine.dtype, device=machine.device)
+            for part in (self.x, self.y, self.weights)
+        )
+        return self.score(machine(x), y, weights)
+
+
+@dataclass(frozen=True)
 class Problem:
     """Rows of positive weight with their answers, and where they are computed with.
 
@@ -79,8 +107,8 @@ class Problem:
     ----------
     table : ndarray of shape (n, d)
         As the caller gave it.
-    placed : ndarray of shape (n, d)
-        The table in its frame, in float64.
+    inside : ndarray of shape (n, d)
+        The table in its frame, in float64; rounded where it is computed with.
     answers : Answers
     weights : ndarray of shape (n,), optional
         Positive.
@@ -94,7 +122,7 @@ class Problem:
     """
 
     table: np.ndarray
-    placed: np.ndarray
+    inside: np.ndarray
     answers: Answers
     weights: np.ndarray | None
     frame: Frame
@@ -173,10 +201,6 @@ class Problem:
         """How outputs of this problem's machines are judged."""
         return Score(self.sizes, self.intercept / self.target_unit)
 
-    def inside(self) -> np.ndarray:
-        """The table in its frame, in float64; rounded where it is computed with."""
-        return self.placed
-
     def targets(self) -> np.ndarray:
         """The answers as the machine is fitted to them."""
         return self._shifted(self.answers.columns)
@@ -184,10 +208,11 @@ class Problem:
     def _shifted(self, columns: np.ndarray) -> np.ndarray:
         return (columns - self.intercept) / self.target_unit
 
-    def judged(self, held: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def validation(self, held: Problem) -> Validation:
         """Rows kept apart, as machines of this problem see and are scored on them."""
         weights = np.ones(held.n) if held.weights is None else held.weights
-        return held.inside(), self._shifted(held.answers.columns), weights
+        targets = self._shifted(held.answers.columns)
+        return Validation(held.inside, targets, weights, self.score)
 
     def rows(self, chosen: np.ndarray) -> Problem:
         """The problem of some rows, in the same frame; a mask or indices."""
@@ -201,7 +226,7 @@ class Problem:
         return replace(
             self,
             table=self.table[chosen],
-            placed=self.placed[chosen],
+            inside=self.inside[chosen],
             answers=answers,
             weights=weights,
         )
@@ -219,11 +244,11 @@ class Problem:
     @cached_property
     def look(self) -> Look:
         """How far some of its rows are apart."""
-        return Look.at(self.inside())
+        return Look.at(self.inside)
 
     def variances(self) -> np.ndarray:
         """The variance of each column in its frame."""
-        inside, weights = self.inside(), self.weights
+        inside, weights = self.inside, self.weights
         if weights is None:
             apart = inside - inside.sum(axis=0) / len(inside)
             return np.einsum("ij,ij->j", apart, apart) / len(inside)

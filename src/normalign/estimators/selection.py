@@ -15,9 +15,7 @@ from tqdm import tqdm
 
 from normalign._checks import complaint, require, require_kind
 from normalign.estimators.base import unchanged_on_failure, under_its_own_name
-from normalign.estimators.leaves import Clock, memory_share
 from normalign.estimators.parameters import check_parameters
-from normalign.estimators.partition.sweeps import jobs_at_once, parallel
 from normalign.estimators.problem import Problem
 from normalign.estimators.rfam import RFAMClassifier, RFAMRegressor
 from normalign.estimators.scale.limits import require_memory
@@ -37,6 +35,7 @@ from normalign.estimators.search.trajectories import (
 from normalign.estimators.tables.arrays import Origin, checked_features, checked_weights
 from normalign.estimators.tables.frames import in_pandas
 from normalign.estimators.tables.targets import Answers, side_by_side
+from normalign.estimators.workers import Clock, jobs_at_once, memory_share, parallel
 
 __all__ = ["RFAMClassifierCV", "RFAMRegressorCV"]
 

@@ -153,13 +153,19 @@ class KernelClassifier(ClassifierMixin, KernelMachine):
     def _calibrate(
         self, outputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | None
     ) -> None:
+        self.temperature_ = self._temperature(outputs, targets, weights)
+
+    def _temperature(
+        self, outputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | None
+    ) -> float | np.ndarray:
+        """The factor of ``predict_proba``, or one for each label column."""
         found = [
             temperature(block, wanted, weights=weights)
             for block, wanted in zip(
                 self._blocks(outputs), self._blocks(targets), strict=True
             )
         ]
-        self.temperature_ = found[0] if _has_one_output(self) else np.array(found)
+        return found[0] if _has_one_output(self) else np.array(found)
 
 
 class KernelRegressor(MultiOutputMixin, RegressorMixin, KernelMachine):

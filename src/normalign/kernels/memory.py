@@ -12,8 +12,15 @@ from normalign.kernels.free_memory import free_bytes
 from normalign.kernels.tiles import tile_shape
 from normalign.kernels.triangle import triangle_bytes
 
-__all__ = ["available_bytes", "direct_bytes", "estimate_memory", "iterative_bytes"]
+__all__ = [
+    "UNASKED",
+    "available_bytes",
+    "direct_bytes",
+    "estimate_memory",
+    "iterative_bytes",
+]
 
+UNASKED = 1 << 26  # bytes for which nobody is asked what is free
 _SHARE = 0.8  # of what is free; the rest is for whoever else runs here
 
 

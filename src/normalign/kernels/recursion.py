@@ -18,7 +18,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -111,6 +111,16 @@ class Machine:
     def _columns(self) -> Columns:
         return Columns.of(self.centers, self.coef, self.kernel, metric=self.metric)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision in which it computes."""
+        return self.coef.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.coef.device
+
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Machine:
@@ -134,10 +144,10 @@ class Iteration:
     machine: Machine
     solved: Solved
     seconds: float
-    _system: System
-    _solution: Solution
-    _weights: Tensor
-    _targets: Tensor
+    _system: System = field(repr=False)
+    _solution: Solution = field(repr=False)
+    _weights: Tensor = field(repr=False)
+    _targets: Tensor = field(repr=False)
 
     def left_out(self, rows: Tensor) -> Tensor:
         r"""Outputs at training rows of machines fitted without them, ``(rows, k)``.
@@ -150,14 +160,24 @@ class Iteration:
         held fixed. One unit of weight is left out, so that a row of weight two counts
         as its two copies would; rows of weight below one are left out whole.
         """
-        machine, system = self.machine, self._system
-        ridges, coef = system.ridges[rows], machine.coef[rows]
+        share = self._room_over_ridge(rows)
+        return self._targets[rows] - self.machine.coef[rows] / share[:, None]
+
+    def room(self, rows: Tensor) -> Tensor:
+        r"""What :math:`1 - h_i` leaves of the residual at training rows, ``(rows,)``.
+
+        A residual of the machine divided by it is that of the machine without the row,
+        for any target that a unit of weight of the row may have had.
+        """
+        return self._system.ridges[rows] * self._room_over_ridge(rows)
+
+    def _room_over_ridge(self, rows: Tensor) -> Tensor:
+        """In which nothing cancels, however small the ridge is."""
+        ridges, dtype = self._system.ridges[rows], self.machine.dtype
         with full_precision(rows.device):
-            inverse = self._solution.inverse_diagonal(rows).to(coef.dtype)
-        weights = self._weights[rows].clamp(min=1).to(coef.dtype)
-        # (1 - h) over the ridge, in which nothing cancels however small that is
-        room = (1 - 1 / weights) / ridges + inverse / weights
-        return self._targets[rows] - coef / room[:, None]
+            inverse = self._solution.inverse_diagonal(rows).to(dtype)
+        weights = self._weights[rows].clamp(min=1).to(dtype)
+        return (1 - 1 / weights) / ridges + inverse / weights
 
 
 def recursions(  # noqa: PLR0913, an algorithm has the parameters it has

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from normalign._checks import complaint
 from normalign.kernels.direct import compiled_room, last_directly, solve_directly
-from normalign.kernels.memory import available_bytes, direct_bytes
+from normalign.kernels.memory import UNASKED, available_bytes, direct_bytes
 from normalign.kernels.system import Solution, Solver, System
 
 __all__ = ["solve", "solve_last"]
 
-_NEVER_MIND = 1 << 26  # bytes for which nobody is asked what is free
 # Operations of a recursion in one go, which nobody can interrupt: a fraction of a
 # second.
 _AT_ONCE = 2e10
@@ -102,6 +101,6 @@ def _unasked_limit(system: System, needed: int, spare: object) -> int:
         # for compiled code: matrix and slopes, metrics, what gradients are made of
         n, d = points.shape
         wished = max(needed, (3 * n * n + 4 * d * d) * points.dtype.itemsize)
-    if wished < _NEVER_MIND:
-        return _NEVER_MIND
+    if wished < UNASKED:
+        return UNASKED
     return available_bytes(points.device) + (0 if spare is None else needed)

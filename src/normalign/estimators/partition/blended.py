@@ -6,7 +6,7 @@ r"""Several machines as one: blended by the gates of a tree of smooth cuts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normalign.estimators.leaves import FittedLeaf
 from normalign.estimators.partition.tree import Tree
+from normalign.estimators.recipe import Report
 from normalign.kernels import Kernel, Machine
 
 __all__ = ["BlendedMachine", "LeftOut", "Partitioned", "assembled"]
@@ -60,7 +60,12 @@ class BlendedMachine:
     @property
     def dtype(self) -> torch.dtype:
         """The precision of the leaves."""
-        return self.machines[0].coef.dtype
+        return self.machines[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where they compute."""
+        return self.machines[0].device
 
     def jacobian(self, x: Tensor) -> Tensor:
         r"""Jacobians at every row, ``(n, k, d)``, in closed form.
@@ -109,81 +114,64 @@ class Partitioned:
     ----------
     x_fit : array of shape (m, d)
         The distinct training rows.
-    arrays : dict of str to array
+    leaves : dict of str to array
         ``rows`` and ``offsets``: leaf l has the rows ``rows[offsets[l]:offsets[l+1]]``
         of ``x_fit`` as centers and that slice of ``coef`` as coefficients.
-        ``bandwidths`` (leaves,), ``intercepts`` (leaves, k) and the one ``metric``.
         ``directions`` (cuts, d), ``bands`` (cuts, 2) and ``children`` (cuts, 2) as in
-        :class:`~normalign.estimators.tree.Tree`.
-    leaves : list of FittedLeaf
-        One record for all leaves together: the iteration kept, scores, solvers.
+        :class:`~normalign.estimators.partition.tree.Tree`.
+    coef : array of shape (rows of all leaves, k)
+    metric : array of shape (d, d) or (d,)
+        Of all leaves, of trace d.
+    kernel : Kernel
+    report : Report
+        The worst of all leaves.
     left_out : LeftOut or None
     """
 
     x_fit: np.ndarray
-    arrays: dict[str, np.ndarray]
-    leaves: list[FittedLeaf]
+    leaves: dict[str, np.ndarray]
+    coef: np.ndarray
+    metric: np.ndarray
+    kernel: Kernel
+    report: Report
     left_out: LeftOut | None
 
-    @property
-    def metric(self) -> np.ndarray:
-        """The metric of all leaves, (d, d) or (d,), of trace d."""
-        return self.arrays["metric"]
-
     def machine(
-        self, kernel: Kernel, *, dtype: torch.dtype | None = None, device: str = "cpu"
+        self, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
     ) -> BlendedMachine:
-        """The blended machine; ``kernel`` gives the family, the leaves bandwidths.
-
-        At least in the precision that its coefficients needed.
-        """
-        needed = torch.as_tensor(self.arrays["coef"], device="cpu").dtype
+        """The blended machine, at least in the precision that it was fitted in."""
+        needed = torch.as_tensor(self.coef, device="cpu").dtype
         dtype = needed if dtype is None else torch.promote_types(dtype, needed)
-        return assembled(self.x_fit, self.arrays, kernel, dtype=dtype, device=device)
+        return assembled(
+            self.x_fit, self.leaves, self.coef, self.metric, self.kernel,
+            dtype=dtype, device=device,
+        )  # fmt: skip
 
 
 def assembled(
     x_fit: np.ndarray,
-    arrays: dict[str, np.ndarray],
+    leaves: dict[str, np.ndarray],
+    coef: np.ndarray,
+    metric: np.ndarray,
     kernel: Kernel,
     *,
     dtype: torch.dtype,
-    device: str = "cpu",
+    device: torch.device | str = "cpu",
 ) -> BlendedMachine:
-    """Build a blended machine from flat arrays.
-
-    Parameters
-    ----------
-    x_fit : array of shape (m, d)
-        Rows that the leaves' centers are taken from.
-    arrays : dict of str to array
-        As :class:`Partitioned` describes them.
-    kernel : Kernel
-        The family; each leaf has its own bandwidth.
-
-    Returns
-    -------
-    BlendedMachine
-    """
+    """Build a blended machine from the arrays of :class:`Partitioned`."""
 
     def tensor(array: np.ndarray) -> Tensor:
         return torch.tensor(array, dtype=dtype, device=device)
 
-    centers, coef = tensor(x_fit), tensor(arrays["coef"])
-    rows = torch.tensor(arrays["rows"], device=device)
-    metric, offsets = tensor(arrays["metric"]), arrays["offsets"].tolist()
+    centers, weights, shared = tensor(x_fit), tensor(coef), tensor(metric)
+    rows = torch.tensor(leaves["rows"], device=device)
+    nothing = weights.new_zeros(weights.shape[1])
     machines = tuple(
-        Machine(
-            centers[rows[start:stop]],
-            coef[start:stop],
-            metric,
-            replace(kernel, bandwidth=float(arrays["bandwidths"][leaf])),
-            tensor(arrays["intercepts"][leaf]),
-        )
-        for leaf, (start, stop) in enumerate(pairwise(offsets))
+        Machine(centers[rows[start:stop]], weights[start:stop], shared, kernel, nothing)
+        for start, stop in pairwise(leaves["offsets"].tolist())
     )
     cuts = (
-        torch.tensor(arrays[name], device=device)
+        torch.tensor(leaves[name], device=device)
         for name in ("directions", "bands", "children")
     )
     return BlendedMachine(Tree(*cuts), machines)

@@ -25,7 +25,6 @@ the row twice then give the same tree, too.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
@@ -35,16 +34,17 @@ import torch
 from scipy import sparse
 from tqdm import tqdm
 
-from normalign.estimators.leaves import Recipe
 from normalign.estimators.partition.blended import Partitioned
 from normalign.estimators.partition.sweeps import (
     CutAxes,
     Rows,
     Sweeps,
     Units,
-    jobs_at_once,
 )
 from normalign.estimators.partition.tree import grow, widest_overlap
+from normalign.estimators.problem import Validation
+from normalign.estimators.recipe import Recipe
+from normalign.estimators.workers import Clock, Pace, jobs_at_once
 
 __all__ = ["fit_partitioned", "merged", "partitioned_iterations"]
 
@@ -113,7 +113,7 @@ def partitioned_iterations(
         apart.
     overlap : float in [0, 1)
         Least share of a node's rows on which both children are fitted and between
-        which they are blended; see :func:`~normalign.estimators.tree.widest_overlap`.
+        which they are blended; see ``tree.widest_overlap``.
     n_left_out : int
         Most rows for which leave-one-out outputs are made.
     n_jobs : int, optional
@@ -127,11 +127,6 @@ def partitioned_iterations(
     Partitioned
     """
     rows, units = merged(x, y, weights)
-    intercept = np.zeros(y.shape[1])
-    if recipe.center:
-        intercept = np.average(rows[1], axis=0, weights=rows[2])
-        rows = rows[0], rows[1] - intercept, rows[2]
-        units = replace(units, targets=units.targets - intercept)
     recipe = recipe.sharing(jobs_at_once(n_jobs))
     grown = grow(
         torch.from_numpy(rows[0]),
@@ -139,7 +134,7 @@ def partitioned_iterations(
         overlap=widest_overlap(len(rows[0]), max_leaf_size, least=overlap),
         axes=CutAxes(rows, recipe, n_jobs, seed),
     )
-    sweeps = Sweeps(grown, rows, recipe, n_jobs, seed, n_left_out, intercept, units)
+    sweeps = Sweeps(grown, rows, recipe, n_jobs, seed, n_left_out, units)
     total = len(grown.leaves) * (recipe.n_iter + 1)
     with tqdm(total=total, desc="leaves", disable=not progress) as bar:
         for index in range(recipe.n_iter + 1):
@@ -153,8 +148,8 @@ def fit_partitioned(
     *,
     recipe: Recipe,
     max_leaf_size: int,
-    validation: Rows | None = None,
-    time_limit_s: float | None = None,
+    validation: Validation | None = None,
+    clock: Clock | None = None,
     **options: Any,
 ) -> Partitioned:
     """Return the best, or the last, of :func:`partitioned_iterations`.
@@ -163,42 +158,33 @@ def fit_partitioned(
     ----------
     x, y, weights, recipe, max_leaf_size, **options
         As there.
-    validation : (x, y, weights), optional
-        Rows on which the best iteration is picked, by ``recipe.score``; the first of
-        equals.
-    time_limit_s : float, optional
+    validation : Validation, optional
+        By which the best iteration is picked; the first of equals.
+    clock : Clock, optional
         An iteration is begun only if it would end in time; the first always is.
 
     Returns
     -------
     Partitioned
     """
-    started = before = time.monotonic()
-    scores: list[float] = []
+    pace, scores = Pace((clock or Clock()).budget()), []
     best: tuple[float, Partitioned] | None = None
-    index, slowest = 0, 0.0
+    cut_short = False
     steps = partitioned_iterations(
         x, y, weights, recipe=recipe, max_leaf_size=max_leaf_size, **options
     )
     for index, found in enumerate(steps):
         worth = float(index)
-        if validation is not None and recipe.score is not None:
-            machine = found.machine(recipe.kernel, device=recipe.device)
-            at, truth, mass = (
-                torch.tensor(part, dtype=machine.dtype, device=recipe.device)
-                for part in validation
-            )
-            worth = recipe.score(machine(at), truth, mass)
+        if validation is not None:
+            worth = validation(found.machine(device=recipe.device))
             scores.append(worth)
         if best is None or worth > best[0]:
             best = worth, found
-        now = time.monotonic()
-        slowest, before = max(slowest, now - before), now
-        if time_limit_s is not None and now - started + slowest > time_limit_s:
+        cut_short = not pace.another() and index < recipe.n_iter
+        if cut_short:
             break
     steps.close()
     if best is None:
         raise RuntimeError("no iteration was made")
-    (record,) = best[1].leaves
-    record = replace(record, scores=scores, cut_short=index < recipe.n_iter)
-    return replace(best[1], leaves=[record])
+    report = replace(best[1].report, scores=tuple(scores), cut_short=cut_short)
+    return replace(best[1], report=report)

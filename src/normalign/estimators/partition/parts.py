@@ -7,13 +7,13 @@ does not depend on which worker runs it, or when.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from normalign.estimators.leaves import Recipe, shared_threads, solver_report
+from normalign.estimators.recipe import Recipe, Report
+from normalign.estimators.workers import shared_threads
 from normalign.kernels import Iteration, Machine, agop, normalised
 
 __all__ = ["CutJob", "PartJob", "SolvedPart", "cut_axes", "solve_part"]
@@ -69,20 +69,20 @@ class SolvedPart:
         Outputs at the rows asked for.
     room : array of shape (r,)
         One less the share of a unit of such a row in its own output, its leverage.
-    solved : dict
+    report : Report
     """
 
     coef: np.ndarray
     outer: np.ndarray
     fitted: np.ndarray
     room: np.ndarray
-    solved: dict[str, Any]
+    report: Report
 
 
 def solve_part(job: PartJob) -> SolvedPart:
     """Solve a leaf in the given metric."""
     with shared_threads(job.n_jobs):
-        recipe = replace(job.recipe, n_iter=0, center=False, bandwidth_rule="fixed")
+        recipe = replace(job.recipe, n_iter=0, bandwidth_rule="fixed")
         (iteration,) = recipe.iterations(
             job.x, job.y, job.weights, 0, metric=job.metric
         )
@@ -98,31 +98,22 @@ def solve_part(job: PartJob) -> SolvedPart:
             outer.cpu().double().numpy(),
             fitted,
             room,
-            solver_report(iteration),
+            Report.of(iteration),
         )
 
 
 def _without_a_unit(
     iteration: Iteration, job: PartJob
 ) -> tuple[np.ndarray, np.ndarray]:
-    r"""Outputs at the rows asked for, and the room :math:`1 - h` of a unit there.
-
-    A leave-one-out output is :math:`y - (y - f) / (1 - h)` for any target y of the
-    row; with coefficients of one over the ridge, what is taken off is the gain
-    :math:`1 / (1 - h)` itself.
-    """
-    asked, machine = job.left_out, iteration.machine
+    r"""Outputs at the rows asked for, and the room :math:`1 - h` of a unit there."""
+    asked, coef = job.left_out, iteration.machine.coef
     if not len(asked):
         return np.zeros((0, job.y.shape[1])), np.zeros(0)
-    mass = np.ones(len(job.x)) if job.weights is None else job.weights
-    ridges = job.recipe.ridge / mass
-    residuals = ridges[asked, None] * machine.coef.cpu().double().numpy()[asked]
-    steep = _like(machine.coef, 1 / ridges)[:, None].expand_as(machine.coef)
-    probe = replace(iteration, machine=replace(machine, coef=steep))
-    rows = torch.tensor(asked, device=steep.device)
-    targets = _like(steep, job.y[asked])
-    gain = (targets - probe.left_out(rows)).cpu().double().numpy()[:, 0]
-    return job.y[asked] - residuals, 1 / np.maximum(gain, 1.0)
+    mass = 1.0 if job.weights is None else job.weights[asked, None]
+    rows = torch.tensor(asked, device=coef.device)
+    residuals = job.recipe.ridge / mass * coef[rows].cpu().double().numpy()
+    room = iteration.room(rows).cpu().double().numpy()
+    return job.y[asked] - residuals, np.minimum(room, 1.0)
 
 
 def _like(tensor: Tensor, array: np.ndarray) -> Tensor:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import joblib
 import numpy as np
 import torch
-from joblib.parallel import get_active_backend
 from torch import Tensor
 
-from normalign.estimators.leaves import FittedLeaf, Recipe
 from normalign.estimators.partition.blended import LeftOut, Partitioned
 from normalign.estimators.partition.parts import (
     CutJob,
@@ -23,9 +20,11 @@ from normalign.estimators.partition.parts import (
 )
 from normalign.estimators.partition.tree import Grown
 from normalign.estimators.problem import same_rows
+from normalign.estimators.recipe import Recipe, Report
+from normalign.estimators.workers import jobs_at_once, parallel
 from normalign.kernels import Kernel, initial_metric, median_distance, normalised
 
-__all__ = ["CutAxes", "Rows", "Sweeps", "Units", "jobs_at_once", "parallel"]
+__all__ = ["CutAxes", "Rows", "Sweeps", "Units"]
 
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -43,7 +42,7 @@ class CutAxes:
         self.rows, self.n_jobs = rows, n_jobs
         # Always the same number: the tree must not depend on how long the recursion
         # will go on.
-        self.recipe = replace(recipe, n_iter=_CUT_ITER, center=False)
+        self.recipe = replace(recipe, n_iter=_CUT_ITER)
         self.random = np.random.default_rng([seed, 0])
 
     def __call__(self, nodes: Sequence[Tensor]) -> list[Tensor]:
@@ -102,11 +101,9 @@ class Sweeps:
         n_jobs: int | None,
         seed: int,
         n_left_out: int,
-        intercept: np.ndarray,
         units: Units,
     ) -> None:
         self.grown, self.rows, self.recipe, self.n_jobs = grown, rows, recipe, n_jobs
-        self.intercept = intercept
         self.random = np.random.default_rng([seed, 1])
         # Merged rows have an order of their own, so these are the same in every fit.
         self.asked = same_rows(len(rows[0]), n_left_out)
@@ -194,33 +191,23 @@ class Sweeps:
     def _collected(
         self, index: int, recipe: Recipe, metric: np.ndarray, parts: list[SolvedPart]
     ) -> Partitioned:
-        tree, count = self.grown.tree, len(parts)
-        arrays = {
-            "rows": np.concatenate(self.leaves),
-            "offsets": np.cumsum([0, *(len(leaf) for leaf in self.leaves)]),
-            "coef": np.concatenate([part.coef for part in parts]),
-            "metric": metric,
-            "bandwidths": np.full(count, recipe.kernel.bandwidth),
-            "intercepts": np.tile(self.intercept, (count, 1)),
-            "directions": tree.directions.numpy(),
-            "bands": tree.bands.numpy(),
-            "children": tree.children.numpy(),
-        }
-        record = FittedLeaf(
-            coef=arrays["coef"],
+        tree = self.grown.tree
+        coef = np.concatenate([part.coef for part in parts])
+        return Partitioned(
+            x_fit=self.rows[0].astype(coef.dtype),
+            leaves={
+                "rows": np.concatenate(self.leaves),
+                "offsets": np.cumsum([0, *(len(leaf) for leaf in self.leaves)]),
+                "directions": tree.directions.numpy(),
+                "bands": tree.bands.numpy(),
+                "children": tree.children.numpy(),
+            },
+            coef=coef,
             metric=metric,
-            bandwidth=recipe.kernel.bandwidth,
-            intercept=self.intercept,
-            n_iter=index,
-            scores=[],
-            asked=None,
-            left_out=None,
-            solved=_summary([part.solved for part in parts]),
-            cut_short=False,
+            kernel=recipe.kernel,
+            report=Report.together([part.report for part in parts], n_iter=index),
+            left_out=None if self.units is None else self._left_out(parts, self.units),
         )
-        left_out = None if self.units is None else self._left_out(parts, self.units)
-        x_fit = self.rows[0].astype(arrays["coef"].dtype)
-        return Partitioned(x_fit, arrays, [record], left_out)
 
     def _left_out(self, parts: list[SolvedPart], units: Units) -> LeftOut:
         """Leave-one-out outputs of the leaves, blended by the gates at their rows.
@@ -242,38 +229,4 @@ class Sweeps:
             room = 1 - mine + mine * part.room[at]
             found = targets - (targets - part.fitted[at]) / room[:, None]
             outputs[here] += gate[known][at, None] * found
-        return LeftOut(
-            outputs + self.intercept, units.targets + self.intercept, units.weights
-        )
-
-
-def _summary(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "solver": "+".join(sorted({report["solver"] for report in reports})),
-        "dtype": max(report["dtype"] for report in reports),
-        "jitter": max(report["jitter"] for report in reports),
-        "converged": all(report["converged"] for report in reports),
-        "caution": max(report["caution"] for report in reports),
-    }
-
-
-def jobs_at_once(n_jobs: int | None) -> int:
-    """How many jobs the active backend runs at one time, one at least.
-
-    A cluster whose workers have not come yet says 0.
-    """
-    effective: Callable[..., int] = joblib.effective_n_jobs
-    return max(effective(n_jobs), 1)
-
-
-def parallel(
-    call: Callable[[Any], Any], jobs: list[Any], n_jobs: int | None
-) -> Iterator[Any]:
-    """Answers in the order of the jobs, as they come where the backend can do that."""
-    backend, _ = get_active_backend()
-    alone = jobs_at_once(n_jobs) == 1
-    lazily = alone or getattr(backend, "supports_return_generator", False)
-    # One job at a time: each takes seconds.
-    options: dict[str, Any] = {"n_jobs": n_jobs, "batch_size": 1}
-    pool = joblib.Parallel(**options, return_as="generator" if lazily else "list")
-    return iter(pool(joblib.delayed(call)(job) for job in jobs) or ())
+        return LeftOut(outputs, units.targets, units.weights)

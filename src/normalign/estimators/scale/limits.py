@@ -21,12 +21,10 @@ from normalign.estimators.scale.placement import (
 )
 from normalign.kernels import Kernel, estimate_memory
 from normalign.kernels.functions import Radial
-from normalign.kernels.memory import available_bytes
+from normalign.kernels.memory import UNASKED, available_bytes
 
 __all__ = ["callers_level", "require_memory", "warn_of_rounding", "warn_of_scale"]
 
-# Bytes for which nobody is asked what is free.
-_NEVER_MIND = 1 << 26
 # Share of small distances that rounding may be without a word, and how far below that
 # a quick look must find it.
 _ROUNDING, _MARGIN = 1e-3, 4
@@ -72,7 +70,7 @@ def require_memory(
         rows, d, problem.k, solver=name, dtype=problem.dtype, device=problem.device,
         rank=1, diagonal=diagonal,
     )  # fmt: skip
-    if limit is None and needed <= _NEVER_MIND:
+    if limit is None and needed <= UNASKED:
         return
     allowed = limit or available_bytes(problem.device)
     if n_jobs * needed <= allowed:
@@ -132,7 +130,7 @@ def warn_of_rounding(
     fixed : bool, default=True
         Whether the kernel's bandwidth is one, and no multiple of a median distance.
     """
-    inside = problem.inside()
+    inside = problem.inside
     largest = float(np.einsum("ij,ij->i", inside, inside).max())
     if problem.dtype == torch.float64:
         if isinstance(kernel, Radial):
@@ -158,14 +156,14 @@ def warn_of_rounding(
 def _warn_of_lost_neighbours(
     callee: str, problem: Problem, kernel: Radial, largest: float, fixed: bool
 ) -> None:
-    noise = rounding_noise(torch.float64, problem.inside().shape[1])
+    noise = rounding_noise(torch.float64, problem.inside.shape[1])
     bandwidth = kernel.bandwidth
     if not fixed:
         apart = pdist(problem.look.some)
         bandwidth *= float(np.median(apart[apart > 0])) if apart.any() else 1.0
     if math.sqrt(noise * largest) <= _BLUR * bandwidth:
         return  # no kernel is off by more
-    off = neighbours_rounding(problem.inside(), torch.float64, bandwidth)
+    off = neighbours_rounding(problem.inside, torch.float64, bandwidth)
     if off <= _BLUR:
         return
     warnings.warn(

@@ -13,11 +13,12 @@ import torch
 
 from normalign._checks import complaint
 from normalign.estimators.base import two_seeds
-from normalign.estimators.leaves import Clock, left_out_rows, shared_threads
 from normalign.estimators.partition.partitioned import partitioned_iterations
 from normalign.estimators.problem import Problem, Score
 from normalign.estimators.rfam import RFAMClassifier, RFAMRegressor
 from normalign.estimators.tables.arrays import Origin, checked_features
+from normalign.estimators.whole import CALIBRATION_ROWS, left_out
+from normalign.estimators.workers import Clock, Pace, shared_threads
 
 __all__ = [
     "Fold",
@@ -26,9 +27,6 @@ __all__ = [
     "rounds_left",
     "scored_trajectory",
 ]
-
-# As many rows as a plain fit asks for its temperatures.
-_CALIBRATION_ROWS = 500
 
 
 @dataclass(frozen=True)
@@ -105,16 +103,7 @@ class _ClassifierView(RFAMClassifier):
     @property
     def temperature_(self) -> Any:
         """The factor of ``predict_proba``, as a plain fit would learn it."""
-        plain = RFAMClassifier()
-        plain.classes_ = self.classes_
-        plain._calibrate(*self._left_out())
-        return plain.temperature_
-
-
-class _RegressorView(RFAMRegressor):
-    """A regressor at some iteration."""
-
-    _left_out: Callable[[], tuple[Any, ...]]
+        return self._temperature(*self._left_out())
 
 
 @lru_cache(maxsize=16)
@@ -132,23 +121,21 @@ def scored_trajectory(job: TrajectoryJob) -> Trajectory:
     with shared_threads(job.clock.n_jobs):
         scores: list[float] = []
         seconds: list[float] = []
-        started = before = time.monotonic()
-        slowest, budget = 0.0, job.clock.budget() / job.rounds
+        started, budget = time.monotonic(), job.clock.budget() / job.rounds
         if budget == 0 and not job.needed:
             return Trajectory(scores, seconds)
+        pace = Pace(budget)
         for view in _views(job):
             seconds.append(time.monotonic() - started)
             scores.append(_score(view, job))
-            now = time.monotonic()
-            slowest, before = max(slowest, now - before), now
-            if now - started + slowest > budget:
+            if not pace.another():
                 break
         return Trajectory(scores, seconds)
 
 
 def _views(job: TrajectoryJob) -> Iterator[Any]:
     """The estimator after each iteration, fitted as far as scoring needs it."""
-    kind = _ClassifierView if job.classes else _RegressorView
+    kind = _ClassifierView if job.classes else RFAMRegressor
     view = _named(kind, job.callee)(**job.parameters)
     table, y, weights = job.fold.train
     answers = view._answers(y, len(table), None)
@@ -161,46 +148,43 @@ def _views(job: TrajectoryJob) -> Iterator[Any]:
     view.device_, view.intercept_ = str(problem.device), problem.intercept
     most = job.parameters["max_leaf_size"]
     whole = most is None or problem.n <= most
-    for machine, left_out in (_whole if whole else _parts)(view, problem):
-        view._machine, view._left_out = [(machine, problem.target_unit)], left_out
+    for machine, without in (_whole if whole else _parts)(view, problem):
+        view._machine, view._left_out = [(machine, problem.target_unit)], without
         yield view
 
 
 def _whole(view: Any, problem: Problem) -> Iterator[tuple[Any, Callable]]:
     recipe, (_, seed) = view._recipe(problem), two_seeds(view.random_state)
-    rows_given = problem.inside(), problem.targets(), problem.weights
+    rows_given = problem.inside, problem.targets(), problem.weights
     for iteration in recipe.iterations(*rows_given, seed):
 
-        def left_out(at: Any = iteration) -> tuple[Any, ...]:
-            rows = left_out_rows(at, problem.sample(_CALIBRATION_ROWS))
-            found = at.left_out(torch.as_tensor(rows, device=recipe.device))
+        def without(at: Any = iteration) -> tuple[Any, ...]:
+            rows, outputs = left_out(at, problem.sample(CALIBRATION_ROWS))
             mass = None if problem.weights is None else problem.weights[rows]
-            outputs = found.cpu().double().numpy() + problem.intercept
-            return outputs, problem.answers.columns[rows], mass
+            return outputs + problem.intercept, problem.answers.columns[rows], mass
 
-        yield iteration.machine, left_out
+        yield iteration.machine, without
 
 
 def _parts(view: Any, problem: Problem) -> Iterator[tuple[Any, Callable]]:
     recipe, (_, seed) = view._recipe(problem), two_seeds(view.random_state)
     steps = partitioned_iterations(
-        problem.inside(),
+        problem.inside,
         problem.targets(),
         problem.weights,
         recipe=recipe,
         max_leaf_size=int(view.max_leaf_size),
-        n_left_out=_CALIBRATION_ROWS if problem.sizes else 0,
+        n_left_out=CALIBRATION_ROWS if problem.sizes else 0,
         n_jobs=1,
         seed=seed,
     )
     for part in steps:
 
-        def left_out(at: Any = part.left_out) -> tuple[Any, ...]:
+        def without(at: Any = part.left_out) -> tuple[Any, ...]:
             shift = problem.intercept
             return at.outputs + shift, at.targets + shift, at.weights
 
-        machine = part.machine(recipe.kernel, dtype=recipe.dtype, device=recipe.device)
-        yield machine, left_out
+        yield part.machine(dtype=recipe.dtype, device=recipe.device), without
 
 
 def _score(view: Any, job: TrajectoryJob) -> float:

@@ -13,7 +13,7 @@ from sklearn.exceptions import DataConversionWarning
 from normalign._checks import complaint, require, require_kind
 from normalign.estimators.tables.arrays import as_numpy
 from normalign.estimators.tables.cells import is_missing, kinds_of, with_nan
-from normalign.kernels.memory import available_bytes
+from normalign.kernels.memory import UNASKED, available_bytes
 
 __all__ = [
     "Answers",
@@ -34,8 +34,6 @@ _MANY_CLASSES = (
     "The number of unique classes is greater than 50% of the number of samples. `y` "
     "could represent a regression problem, not a classification problem."
 )
-# Bytes for which nobody is asked what is free.
-_NEVER_MIND = 1 << 26
 # Rows up to which many classes are no wonder.
 _FEW_ROWS = 20
 
@@ -132,7 +130,7 @@ def class_labels(
 def _require_room(callee: str, n: int, k: int) -> None:
     """Complain of classes whose indicators, targets and coefficients will not fit."""
     needed = 3 * 8 * n * k
-    if needed <= _NEVER_MIND:
+    if needed <= UNASKED:
         return
     allowed = available_bytes(torch.device("cpu"))
     require(

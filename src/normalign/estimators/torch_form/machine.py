@@ -199,16 +199,14 @@ def _whole(fitted: FittedMachine, frame: nn.Module) -> nn.Module:
 
 def _blend(fitted: FittedMachine, leaves: dict[str, np.ndarray]) -> nn.Module:
     root, centers = _root(fitted), dense(leaves["centers"])
-    coef, intercepts = dense(fitted.dual_coef_), dense(leaves["intercepts"])
+    coef, bias = dense(fitted.dual_coef_), dense(fitted.intercept_)
     rows = torch.tensor(leaves["rows"])
     parts = [
-        _expansion(
-            fitted, root, centers[rows[start:stop]], coef[start:stop], intercepts[leaf]
-        )
-        for leaf, (start, stop) in enumerate(pairwise(leaves["offsets"].tolist()))
+        _expansion(fitted, root, centers[rows[start:stop]], coef[start:stop], 0 * bias)
+        for start, stop in pairwise(leaves["offsets"].tolist())
     ]
     cuts = (torch.tensor(leaves[name]) for name in ("directions", "bands", "children"))
-    return Blend(parts, Tree(*cuts), dense(fitted.intercept_))
+    return Blend(parts, Tree(*cuts), bias)
 
 
 def _root(fitted: FittedMachine) -> Tensor:

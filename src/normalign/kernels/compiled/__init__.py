@@ -20,9 +20,17 @@ from importlib.util import find_spec
 
 from normalign.kernels.functions import Gaussian, Kernel, Laplace
 
-__all__ = ["GAUSSIAN", "LAPLACE", "is_available", "profile_of"]
+__all__ = [
+    "GAUSSIAN",
+    "LAPLACE",
+    "is_available",
+    "profile_of",
+    "seconds_of_compiling",
+]
 
 LAPLACE, GAUSSIAN = 0, 1
+
+waits: list[float] = []  # for the compiler in this process, seconds each
 
 
 def profile_of(kernel: Kernel) -> int | None:
@@ -30,6 +38,11 @@ def profile_of(kernel: Kernel) -> int | None:
     if isinstance(kernel, Laplace) and kernel.exponent == 1:
         return LAPLACE
     return GAUSSIAN if isinstance(kernel, Gaussian) else None
+
+
+def seconds_of_compiling() -> float:
+    """Seconds for which this process has waited for the compiler so far."""
+    return sum(waits)
 
 
 @lru_cache(maxsize=1)

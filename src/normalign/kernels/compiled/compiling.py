@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 from numba import njit
 from numba.core import event
 from numba.extending import intrinsic, register_jitable
+
+from normalign.kernels.compiled import waits
 
 __all__ = ["also_python", "compiled", "instruction", "remembered"]
 
@@ -65,13 +68,15 @@ class _Notice(event.Listener):
     """
 
     def __init__(self) -> None:
-        self.inside = 0
+        self.inside, self.began = 0, 0.0
         self.told: set[Any] = set()  # precisions
 
     def on_start(self, event: Any) -> None:
         """Of what takes seconds, and of the outermost function alone."""
         function, kinds = event.data["dispatcher"].py_func, event.data["args"]
         precision = getattr(kinds[0], "dtype", None) if kinds else None
+        if self.inside == 0:
+            self.began = time.monotonic()
         if self.inside == 0 and function in _LONG and precision not in self.told:
             self.told.add(precision)
             _log.warning(
@@ -83,6 +88,8 @@ class _Notice(event.Listener):
     def on_end(self, event: Any) -> None:
         """One function is done."""
         self.inside -= 1
+        if self.inside == 0:
+            waits.append(time.monotonic() - self.began)
 
 
 event.register("numba:compile", _Notice())

@@ -1,0 +1,117 @@
+"""Time, threads and memory of jobs side by side."""
+
+import dataclasses
+import time
+from multiprocessing.pool import ThreadPool
+
+import joblib
+import pytest
+import torch
+
+from normalign.estimators import RFMRegressor, workers
+from normalign.estimators.recipe import Recipe
+from normalign.estimators.workers import Clock, Pace, shared_threads
+from normalign.kernels import Laplace
+from normalign.kernels.compiled import waits
+from tests.estimators.samples import NUMBERS, X, ticking
+
+RECIPE = Recipe(kernel=Laplace(bandwidth=5.0))
+
+
+def threads_of(n_jobs):
+    with shared_threads(n_jobs):
+        return torch.get_num_threads()
+
+
+def test_another_iteration_is_as_long_as_the_longest(monkeypatch):
+    ticking(monkeypatch, seconds=[1, 4, 1, 2])
+    pace = Pace(10.0)
+    # at 1, 5, 6 and 8 seconds, with four more to come
+    assert [pace.another() for _ in range(4)] == [True, True, True, False]
+
+
+def test_without_a_limit_there_is_always_time():
+    pace = Pace(Clock().budget())
+    assert pace.another()
+
+
+def test_a_compiler_is_not_counted(monkeypatch):
+    ticking(monkeypatch, seconds=4)
+    monkeypatch.setattr(workers, "seconds_of_compiling", lambda: 0.0)
+    pace = Pace(5.0)
+    monkeypatch.setattr(workers, "seconds_of_compiling", lambda: 3.5)
+    assert pace.another()  # half a second of work so far
+
+
+def test_a_compiler_is_waited_for_once_and_that_is_known():
+    numba = pytest.importorskip("numba")
+    from normalign.kernels.compiled.compiling import compiled
+
+    before = list(waits)
+    doubled = compiled(lambda x: 2 * x)
+    started = time.monotonic()
+    assert doubled(numba.float64(2.0)) == 4
+    taken = time.monotonic() - started
+    assert len(waits) == len(before) + 1
+    assert 0 < waits[-1] <= taken
+    assert doubled(3.0) == 6
+    assert len(waits) == len(before) + 1
+
+
+def test_workers_share_the_cores_and_leave_the_threads_as_they_were():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert threads_of(1) == 2
+        assert threads_of(10**6) == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_jobs_that_overlap_in_one_process_restore_its_threads():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        one, other = shared_threads(10**6), shared_threads(10**6)
+        one.__enter__()
+        other.__enter__()
+        one.__exit__(None, None, None)
+        assert torch.get_num_threads() == 1
+        other.__exit__(None, None, None)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_threading_backend_leaves_the_threads_to_come_as_they_were():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        for _ in range(2):
+            with joblib.parallel_config("threading", n_jobs=2), ThreadPool(2) as pool:
+                machine = RFMRegressor(n_iter=2, max_leaf_size=20, n_jobs=2)
+                machine.fit(X, NUMBERS)
+                # threads that stay between jobs, as the workers of a cluster do
+                pool.map(threads_of, [10**6] * 20)
+                assert set(pool.map(threads_of, [1] * 20)) == {4}
+            with ThreadPool(1) as fresh:
+                assert fresh.apply(torch.get_num_threads) == 4
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_memory_is_divided_among_workers():
+    solver = dataclasses.replace(RECIPE.solver, memory_limit=1000)
+    recipe = dataclasses.replace(RECIPE, solver=solver)
+    assert recipe.sharing(4).solver.memory_limit == 250
+    assert recipe.sharing(1).solver.memory_limit == 1000
+    assert RECIPE.sharing(1).solver.memory_limit is None
+
+
+def test_what_is_free_is_divided_among_workers(monkeypatch):
+    monkeypatch.setattr(workers, "available_bytes", lambda device: 4 << 30)
+    assert RECIPE.sharing(4).solver.memory_limit == 1 << 30
+    # of so little nobody is asked what is free, whoever works beside
+    assert RECIPE.sharing(4096).solver.memory_limit == 1 << 26
