@@ -366,8 +366,8 @@ def one_iteration(x: Tensor, y: Tensor, kernel: Any) -> tuple[list[float], Tenso
     """Seconds of the four steps, and the coefficients."""
     from normalign.kernels import System, direct
     from normalign.kernels.agop import centred_agop
-    from normalign.kernels.functions import middle
     from normalign.kernels.precision import full_precision
+    from normalign.kernels.sides import middle
 
     wait = torch.cuda.synchronize if x.device.type == "cuda" else nothing
     points = x - middle(x)
@@ -391,9 +391,9 @@ def one_iteration(x: Tensor, y: Tensor, kernel: Any) -> tuple[list[float], Tenso
         coef = held.solve_(y.clone())
         tick()
         some = slice(0, AGOP_POINTS)
-        left, right = system.sides
+        sides = system.sides
         centred_agop(
-            points[some], points, coef, kernel, (left[some], right), metric=metric,
+            points[some], points, coef, kernel, (sides[some], sides), metric=metric,
             weights=None, diagonal=False,
         )  # fmt: skip
         tick()

@@ -15,7 +15,7 @@ from normalign.kernels import (
     recursions,
 )
 from normalign.kernels.agop import centred_agop
-from normalign.kernels.functions import seeded
+from normalign.kernels.sampling import seeded
 from tests.kernels import transcription
 from tests.kernels.cases import DOUBLE, KERNELS, METRICS, metric, points
 

@@ -80,11 +80,11 @@ def test_a_small_limit_of_memory_keeps_to_the_triangle():
 def test_values_and_slopes_together_are_those_made_apart(kernel):
     x = points(40, 4)
     x[7] = x[2]
-    left, right = kernel.sides(x, metric("full", 4))
+    sides = kernel.sides(x, metric("full", 4))
     values, slopes, alone, scratch = (x.new_empty(40, 40) for _ in range(4))
-    kernel.values_and_slopes_(left, right, values, slopes)
-    torch.testing.assert_close(values, kernel.values_(left, right, alone))
-    torch.testing.assert_close(slopes, kernel.slopes_(left, right, alone, scratch))
+    kernel.values_and_slopes_(sides, sides, values, slopes)
+    torch.testing.assert_close(values, kernel.values_(sides, sides, alone))
+    torch.testing.assert_close(slopes, kernel.slopes_(sides, sides, alone, scratch))
     assert not slopes.diagonal().any()
     assert slopes[2, 7] == slopes[7, 2] == 0
 
@@ -95,10 +95,11 @@ def test_gradients_need_the_lower_half_of_slopes_only(kernel):
     x, coef, seen = points(70, 4), points(70, 3, seed=1), metric("full", 4)
     sides = kernel.sides(x, seen)
     slopes, scratch = x.new_empty(70, 70), x.new_empty(70, 70)
-    kernel.slopes_(*sides, slopes, scratch)
+    kernel.slopes_(sides, sides, slopes, scratch)
     for rows in tiles.square_spans(70):
         slopes[rows, rows.stop :] = torch.nan
     found = torch.cat([part for _, part in gradients_of_slopes(x, coef, slopes)])
-    wanted = torch.cat([part for _, part in raw_gradients(x, x, coef, kernel, sides)])
+    both = sides, sides
+    wanted = torch.cat([part for _, part in raw_gradients(x, x, coef, kernel, both)])
     assert found.dtype == DOUBLE
     torch.testing.assert_close(found, wanted)

@@ -1,14 +1,13 @@
 """Kernel machines that learn their metric: formulas, tiles, solvers, Algorithm 1."""
 
 from normalign.kernels.agop import agop
+from normalign.kernels.distances import kernel_matrix, median_distance
 from normalign.kernels.functions import (
     KERNELS,
     Gaussian,
     Kernel,
     Laplace,
     ProductLaplace,
-    kernel_matrix,
-    median_distance,
 )
 from normalign.kernels.gradients import expansion, expansion_jacobian
 from normalign.kernels.memory import estimate_memory

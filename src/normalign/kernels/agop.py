@@ -27,21 +27,22 @@ import torch
 from torch import Tensor
 
 from normalign._checks import complaint, require
-from normalign.kernels.functions import Kernel, Radial, middle, require_expansion
+from normalign.kernels.arguments import require_expansion
+from normalign.kernels.functions import Kernel, Radial
 from normalign.kernels.gradients import (
     outputs_at_once,
     pulled_back,
     raw_gradients,
 )
+from normalign.kernels.sides import Sides, middle
 from normalign.kernels.tiles import spans, tile_shape
 
 __all__ = [
     "agop",
     "cheaper_form",
-    "pulls_early",
+    "finished",
     "sum_of_squares",
-    "symmetric",
-    "with_both_sides",
+    "through_full",
 ]
 
 Form = Literal["auto", "gradients", "pairs"]
@@ -108,7 +109,7 @@ def agop(
     )
     shift = middle(centers)
     x, centers = x - shift, centers - shift
-    sides = kernel.sides(x, metric)[0], kernel.sides(centers, metric)[1]
+    sides = kernel.sides(x, metric), kernel.sides(centers, metric)
     return centred_agop(
         x, centers, coef, kernel, sides, metric=metric, weights=weights,
         diagonal=diagonal, form=form,
@@ -120,7 +121,7 @@ def centred_agop(
     centers: Tensor,
     coef: Tensor,
     kernel: Kernel,
-    sides: tuple[Tensor, Tensor],
+    sides: tuple[Sides, Sides],
     *,
     metric: Tensor | None,
     weights: Tensor | None,
@@ -132,9 +133,7 @@ def centred_agop(
         shape = len(x), len(centers), coef.shape[1], x.shape[1]
         form = cheaper_form(*shape, kernel)
     mass = len(x) if weights is None else weights.sum()
-    early = pulls_early(len(x) + len(centers), kernel, metric)
-    if early:
-        x, centers = (pulled_back(part, kernel, metric) for part in (x, centers))
+    x, centers = (through_full(part, kernel, metric) for part in (x, centers))
     if form == "pairs":
         if not isinstance(kernel, Radial):
             raise ValueError(
@@ -144,11 +143,11 @@ def centred_agop(
     else:
         # A full metric mixes coordinates, so its diagonal needs the whole sum.
         squares_only = diagonal and (metric is None or metric.ndim == 1)
-        gradients = _gradients(x, centers, coef, kernel, sides)
+        gradients = _gradients(x, centers, coef, kernel, sides, metric)
         total = sum_of_squares(
             gradients, x.new_zeros(x.shape[1]), weights, squares_only
         )
-    whole = symmetric(total) if early else with_both_sides(total, kernel, metric)
+    whole = finished(total, kernel, metric)
     return (whole.diagonal() if diagonal and whole.ndim == 2 else whole) / mass
 
 
@@ -160,28 +159,31 @@ def cheaper_form(n: int, m: int, k: int, d: int, kernel: Kernel) -> Form:
     return "pairs" if known and by_pairs < by_gradients else "gradients"
 
 
-def with_both_sides(total: Tensor, kernel: Kernel, metric: Tensor | None) -> Tensor:
-    """The shared factor of all gradients, applied from the left and the right."""
-    if total.ndim == 1:  # a diagonal metric scales each coordinate on its own
-        return pulled_back(pulled_back(total[None], kernel, metric), kernel, metric)[0]
-    half = pulled_back(total, kernel, metric)
-    return symmetric(pulled_back(half.T, kernel, metric))
+def through_full(points: Tensor, kernel: Kernel, metric: Tensor | None) -> Tensor:
+    """Points as gradients of a radial kernel are made of them: through a full metric.
 
-
-def symmetric(whole: Tensor) -> Tensor:
-    """A sum of outer products without the last bits in which its halves differ."""
-    return (whole + whole.T).mul_(0.5)
-
-
-def pulls_early(rows: int, kernel: Kernel, metric: Tensor | None) -> bool:
-    """Whether points, that many rows in all, should go through the metric themselves.
-
-    Gradients of points that have need no metric afterwards, which has two sides of
-    ``d`` rows: where there are fewer rows than columns that is less work.
+    Their sum of outer products then needs no metric on its two sides. There it would
+    leave rounding of its largest direction in all others, which in a metric that is
+    nearly of rank one, in single precision, are no larger than that.
     """
     if metric is None or metric.ndim == 1 or not isinstance(kernel, Radial):
-        return False
-    return rows < 2 * metric.shape[0]
+        return points
+    return pulled_back(points, kernel, metric)
+
+
+def finished(total: Tensor, kernel: Kernel, metric: Tensor | None) -> Tensor:
+    """A sum of outer products with what is left of the factor of all gradients.
+
+    That is a diagonal metric, or none, which scales each coordinate on its own.
+    """
+    if metric is not None and metric.ndim == 2:
+        # without the last bits in which its halves differ
+        return (total + total.T).mul_(0.5)
+    if total.ndim == 1:
+        return pulled_back(pulled_back(total[None], kernel, metric), kernel, metric)[0]
+    half = pulled_back(total, kernel, metric)
+    whole = pulled_back(half.T, kernel, metric)
+    return (whole + whole.T).mul_(0.5)
 
 
 def _gradients(
@@ -189,10 +191,13 @@ def _gradients(
     centers: Tensor,
     coef: Tensor,
     kernel: Kernel,
-    sides: tuple[Tensor, Tensor],
+    sides: tuple[Sides, Sides],
+    metric: Tensor | None,
 ) -> Iterator[tuple[slice, Tensor]]:
+    late = metric is not None and metric.ndim == 2 and not isinstance(kernel, Radial)
     for outputs in spans(coef.shape[1], outputs_at_once(len(centers), x.shape[1])):
-        yield from raw_gradients(x, centers, coef[:, outputs], kernel, sides)
+        for rows, part in raw_gradients(x, centers, coef[:, outputs], kernel, sides):
+            yield rows, pulled_back(part, kernel, metric) if late else part
 
 
 def sum_of_squares(
@@ -223,7 +228,7 @@ def _by_pairs(
     centers: Tensor,
     coef: Tensor,
     kernel: Radial,
-    sides: tuple[Tensor, Tensor],
+    sides: tuple[Sides, Sides],
     weights: Tensor | None,
 ) -> Tensor:
     slopes = _slope_matrix(kernel, *sides)
@@ -248,14 +253,14 @@ def _by_pairs(
     return total
 
 
-def _slope_matrix(kernel: Radial, left: Tensor, right: Tensor) -> Tensor:
-    height, width = tile_shape(left.device)
-    size = min(height, len(left)) * min(width, len(right))
-    buffer, scratch = left.new_empty(size), left.new_empty(size)
-    slopes = left.new_empty(len(left), len(right))
-    for rows in spans(len(left), height):
-        for columns in spans(len(right), width):
-            part, other = left[rows], right[columns]
+def _slope_matrix(kernel: Radial, points: Sides, centers: Sides) -> Tensor:
+    height, width = tile_shape(points.device)
+    like, size = points.left, min(height, len(points)) * min(width, len(centers))
+    buffer, scratch = like.new_empty(size), like.new_empty(size)
+    slopes = like.new_empty(len(points), len(centers))
+    for rows in spans(len(points), height):
+        for columns in spans(len(centers), width):
+            part, other = points[rows], centers[columns]
             shape = len(part), len(other)
             tile, spare = (
                 b[: shape[0] * shape[1]].view(shape) for b in (buffer, scratch)

@@ -21,16 +21,12 @@ from torch import Tensor
 
 from normalign._checks import complaint
 from normalign.kernels import compiled
-from normalign.kernels.agop import (
-    pulls_early,
-    sum_of_squares,
-    symmetric,
-    with_both_sides,
-)
+from normalign.kernels.agop import finished, sum_of_squares, through_full
 from normalign.kernels.functions import Kernel, Radial
-from normalign.kernels.gradients import gradients_of_slopes, pulled_back
+from normalign.kernels.gradients import gradients_of_slopes
 from normalign.kernels.memory import direct_bytes
 from normalign.kernels.metric import learned
+from normalign.kernels.sides import Sides
 from normalign.kernels.system import Solution, Solved, System
 from normalign.kernels.tiles import spans, square_spans, tile_shape
 from normalign.kernels.triangle import Triangle, is_small
@@ -168,18 +164,14 @@ class DirectSolution:
         """From the slopes, if they were kept."""
         if self.triangle.slopes is None:
             return None
-        points, metric = self._system.points, self._system.metric
-        kernel = self._system.kernel
-        early = pulls_early(2 * len(points), kernel, metric)
-        if early:
-            points = pulled_back(points, kernel, metric)
+        kernel, metric = self._system.kernel, self._system.metric
+        points = through_full(self._system.points, kernel, metric)
         gradients = gradients_of_slopes(points, self.coef, self.triangle.slopes)
         diagonal = metric is not None and metric.ndim == 1
         total = sum_of_squares(
             gradients, torch.zeros_like(points[0]), weights, diagonal
         )
-        update = symmetric(total) if early else with_both_sides(total, kernel, metric)
-        return learned(update, metric)
+        return learned(finished(total, kernel, metric), metric)
 
 
 def _unit_columns(like: Tensor, n: int, rows: Tensor) -> Tensor:
@@ -270,26 +262,24 @@ def _smallest_pivot(dtype: torch.dtype) -> float:
 
 def fill_(triangle: Triangle, system: System) -> None:
     """Write a system's kernel matrix into a triangle, tile by tile."""
-    left, right = system.sides
+    sides = system.sides
     if triangle.whole:
-        _fill_whole_(triangle, system.kernel, left, right)
+        _fill_whole_(triangle, system.kernel, sides)
         return
-    height, _ = tile_shape(left.device)
+    height, _ = tile_shape(sides.device)
     for start, panel in zip(triangle.edges, triangle.panels, strict=False):
-        other = right[start : start + panel.shape[1]]
+        other = sides[start : start + panel.shape[1]]
         for rows in spans(len(panel), height):
-            system.kernel.values_(left[start:][rows], other, panel[rows])
+            system.kernel.values_(sides[start:][rows], other, panel[rows])
 
 
-def _fill_whole_(
-    triangle: Triangle, kernel: Kernel, left: Tensor, right: Tensor
-) -> None:
+def _fill_whole_(triangle: Triangle, kernel: Kernel, sides: Sides) -> None:
     """The same where a square is held; only up to the diagonal's tile."""
     (square,), slopes = triangle.panels, triangle.slopes
-    atonce = left.device.type != "cpu"
+    atonce = sides.device.type != "cpu"
     for rows in [slice(0, len(square))] if atonce else square_spans(len(square)):
         upto = slice(0, rows.stop)
-        tile, part, other = square[rows, upto], left[rows], right[upto]
+        tile, part, other = square[rows, upto], sides[rows], sides[upto]
         if slopes is not None and isinstance(kernel, Radial):
             kernel.values_and_slopes_(part, other, tile, slopes[rows, upto])
         else:

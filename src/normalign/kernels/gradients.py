@@ -19,14 +19,10 @@ from torch import Tensor
 
 from normalign._checks import complaint
 from normalign.kernels import compiled
-from normalign.kernels.functions import (
-    Kernel,
-    ProductLaplace,
-    Radial,
-    middle,
-    require_expansion,
-)
+from normalign.kernels.arguments import require_expansion
+from normalign.kernels.functions import Kernel, ProductLaplace, Radial
 from normalign.kernels.metric import metric_root, through_metric
+from normalign.kernels.sides import Sides, middle
 from normalign.kernels.tiles import spans, square_spans, tile_shape
 
 __all__ = [
@@ -68,40 +64,39 @@ def expansion(
     """
     require_expansion("expansion", x, centers, coef, kernel, metric)
     shift = middle(centers)
-    left, _ = kernel.sides(x - shift, metric)
-    _, right = kernel.sides(centers - shift, metric)
-    return expansion_of_sides(left, right, coef, kernel)
+    points, others = (kernel.sides(part - shift, metric) for part in (x, centers))
+    return expansion_of_sides(points, others, coef, kernel)
 
 
 def expansion_of_sides(
-    left: Tensor, right: Tensor, coef: Tensor, kernel: Kernel
+    points: Sides, centers: Sides, coef: Tensor, kernel: Kernel
 ) -> Tensor:
     """The same from sides already made, for callers that ask again and again."""
-    if is_for_compiled(left, right, kernel):
+    if is_for_compiled(points, centers, kernel):
         from normalign.kernels.compiled.expansion import sums_of_sides
 
-        out = left.new_empty(len(left), coef.shape[1])
-        for rows, sums in sums_of_sides(left, right, coef, kernel, slopes=False):
+        out = coef.new_empty(len(points), coef.shape[1])
+        for rows, sums in sums_of_sides(points, centers, coef, kernel, slopes=False):
             out[rows] = sums
         return out
-    height, width = tile_shape(left.device)
-    buffer = left.new_empty(min(height, len(left)) * min(width, len(right)))
-    out = left.new_zeros(len(left), coef.shape[1])
-    for rows in spans(len(left), height):
-        part = left[rows]
-        for columns in spans(len(right), width):
-            other = right[columns]
+    height, width = tile_shape(points.device)
+    buffer = coef.new_empty(min(height, len(points)) * min(width, len(centers)))
+    out = coef.new_zeros(len(points), coef.shape[1])
+    for rows in spans(len(points), height):
+        part = points[rows]
+        for columns in spans(len(centers), width):
+            other = centers[columns]
             tile = buffer[: len(part) * len(other)].view(len(part), len(other))
             kernel.values_(part, other, tile)
             out[rows].addmm_(tile, coef[columns])
     return out
 
 
-def is_for_compiled(left: Tensor, right: Tensor, kernel: Kernel) -> bool:
+def is_for_compiled(points: Sides, centers: Sides, kernel: Kernel) -> bool:
     """Whether there is compiled code for a kernel, and work that is worth it."""
     return (
-        left.device.type == "cpu"
-        and len(left) * len(right) >= _MANY
+        points.device.type == "cpu"
+        and len(points) * len(centers) >= _MANY
         and compiled.profile_of(kernel) is not None
         and compiled.is_available()
     )
@@ -142,7 +137,7 @@ def expansion_jacobian(
     x, centers = x - shift, centers - shift
     k, d = coef.shape[1], x.shape[1]
     jacobian = x.new_empty(len(x), k, d)
-    sides = kernel.sides(x, metric)[0], kernel.sides(centers, metric)[1]
+    sides = kernel.sides(x, metric), kernel.sides(centers, metric)
     for outputs in spans(k, outputs_at_once(len(centers), d)):
         for rows, part in raw_gradients(x, centers, coef[:, outputs], kernel, sides):
             jacobian[rows, outputs] = part
@@ -167,13 +162,13 @@ def raw_gradients(
     centers: Tensor,
     coef: Tensor,
     kernel: Kernel,
-    sides: tuple[Tensor, Tensor],
+    sides: tuple[Sides, Sides],
 ) -> Iterator[tuple[slice, Tensor]]:
     """Yield ``(rows, gradients)``: the Jacobians before :func:`pulled_back`.
 
     ``gradients`` has shape ``(rows, k, d)``. Both tables should be centred: the
-    differences ``x_j - x`` come out of a cancellation. ``sides`` are the kernel's: the
-    rows' of ``x``, the columns' of ``centers``.
+    differences ``x_j - x`` come out of a cancellation. ``sides`` are the kernel's, of
+    ``x`` and of ``centers``.
     """
     if isinstance(kernel, Radial):
         yield from _radial_gradients(x, centers, coef, kernel, *sides)
@@ -190,15 +185,15 @@ def _radial_gradients(
     centers: Tensor,
     coef: Tensor,
     kernel: Radial,
-    left: Tensor,
-    right: Tensor,
+    points: Sides,
+    others: Sides,
 ) -> Iterator[tuple[slice, Tensor]]:
     (m, d), k = centers.shape, coef.shape[1]
     table = _outer_products(coef, centers)
-    if is_for_compiled(left, right, kernel):
+    if is_for_compiled(points, others, kernel):
         from normalign.kernels.compiled.expansion import sums_of_sides
 
-        for rows, sums in sums_of_sides(left, right, table, kernel, slopes=True):
+        for rows, sums in sums_of_sides(points, others, table, kernel, slopes=True):
             yield rows, _differences(sums.unflatten(1, (k, d + 1)), x[rows])
         return
     height, width = tile_shape(x.device)
@@ -206,11 +201,11 @@ def _radial_gradients(
     buffer, scratch = x.new_empty(size), x.new_empty(size)
     sums = x.new_empty(min(height, x.shape[0]), k * (d + 1))
     for rows in spans(x.shape[0], height):
-        part = left[rows]
-        total = sums[: part.shape[0]]
+        part = points[rows]
+        total = sums[: len(part)]
         for columns in spans(m, width):
-            other = right[columns]
-            shape = part.shape[0], other.shape[0]
+            other = others[columns]
+            shape = len(part), len(other)
             tile, spare = (
                 b[: shape[0] * shape[1]].view(shape) for b in (buffer, scratch)
             )
@@ -259,18 +254,27 @@ def gradients_of_slopes(
 
 
 def _product_gradients(
-    coef: Tensor, kernel: ProductLaplace, left: Tensor, right: Tensor
+    coef: Tensor, kernel: ProductLaplace, points: Sides, centers: Sides
 ) -> Iterator[tuple[slice, Tensor]]:
-    """One coordinate at a time: the sign of its difference times the kernel."""
-    height, width = tile_shape(left.device)
-    for rows in spans(left.shape[0], height):
-        part = left[rows]
-        total = left.new_zeros(left.shape[1], part.shape[0], coef.shape[1])
-        for columns in spans(right.shape[0], width):
-            other = right[columns]
-            tile = left.new_empty(part.shape[0], other.shape[0])
+    """One coordinate at a time: the sign of its difference times the kernel.
+
+    A difference that is no more than rounding has no sign: the root of a metric mixes
+    even columns that have nothing to do with each other, by a last bit.
+    """
+    height, width = tile_shape(points.device)
+    d = points.left.shape[1]
+    noise = torch.finfo(coef.dtype).eps * (8 + 2 * d**0.5)
+    for rows in spans(len(points), height):
+        part = points[rows]
+        total = coef.new_zeros(d, len(part), coef.shape[1])
+        for columns in spans(len(centers), width):
+            other = centers[columns]
+            tile = coef.new_empty(len(part), len(other))
             kernel.values_(part, other, tile)
-            for axis in range(left.shape[1]):
-                towards = torch.sign(other[None, :, axis] - part[:, axis, None])
-                total[axis].addmm_(towards.mul_(tile), coef[columns])
+            sizes = part.left.abs().amax(1)[:, None] + other.right.abs().amax(1)
+            sizes.mul_(noise)
+            for axis in range(d):
+                towards = other.right[None, :, axis] - part.left[:, axis, None]
+                sign = torch.sign(towards).mul_(towards.abs_() > sizes)
+                total[axis].addmm_(sign.mul_(tile), coef[columns])
         yield rows, total.permute(1, 2, 0)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from normalign._checks import complaint
-from normalign.kernels.functions import kernel_matrix
+from normalign.kernels.distances import kernel_matrix
 from normalign.kernels.gradients import expansion_of_sides
 from normalign.kernels.memory import iterative_bytes
 from normalign.kernels.system import Solved, Solver, System
@@ -78,7 +78,7 @@ def solve_iteratively(
     ``solver.max_steps`` steps, what is returned is the best that was met, and it says
     so. What ``spare`` kept for its inverse is given up.
     """
-    (left, right), dtype = system.sides, y.dtype
+    sides, dtype = system.sides, y.dtype
     ridges = system.ridges.double()[:, None]
     if isinstance(spare, IterativeSolution):
         spare.forget()
@@ -86,7 +86,7 @@ def solve_iteratively(
     precondition = _preconditioner(system, rank, solver.callee)
 
     def product(v: Tensor) -> Tensor:
-        fresh = expansion_of_sides(left, right, v.to(dtype), system.kernel).double()
+        fresh = expansion_of_sides(sides, sides, v.to(dtype), system.kernel).double()
         return fresh.addcmul_(ridges, v)
 
     def columns(unit: Tensor) -> Tensor:

@@ -18,13 +18,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from normalign.kernels.functions import Kernel, Radial, middle
+from normalign.kernels.functions import Kernel, Radial
 from normalign.kernels.gradients import (
     expansion_jacobian,
     expansion_of_sides,
     is_for_compiled,
     pulled_back,
 )
+from normalign.kernels.sides import Sides, middle
 from normalign.kernels.tiles import spans, tile_shape
 
 __all__ = ["Columns", "Cotangent", "jacobian_pull_back", "pull_back"]
@@ -49,8 +50,8 @@ class Columns:
     metric : Tensor of shape (d, d) or (d,), optional
     shift : Tensor of shape (d,)
         The origin in which distances are taken.
-    right : Tensor
-        The kernel's columns.
+    sides : Sides
+        Of the centers, from there.
     """
 
     centers: Tensor
@@ -58,7 +59,7 @@ class Columns:
     kernel: Kernel
     metric: Tensor | None
     shift: Tensor
-    right: Tensor
+    sides: Sides
 
     @classmethod
     def of(
@@ -66,13 +67,13 @@ class Columns:
     ) -> Columns:
         """Prepare an expansion."""
         shift = middle(centers)
-        _, right = kernel.sides(centers - shift, metric)
-        return cls(centers, coef, kernel, metric, shift, right)
+        sides = kernel.sides(centers - shift, metric)
+        return cls(centers, coef, kernel, metric, shift, sides)
 
     def outputs(self, x: Tensor) -> Tensor:
         """The expansion at every row, ``(n, k)``."""
-        left, _ = self.kernel.sides(x - self.shift, self.metric)
-        return expansion_of_sides(left, self.right, self.coef, self.kernel)
+        points = self.kernel.sides(x - self.shift, self.metric)
+        return expansion_of_sides(points, self.sides, self.coef, self.kernel)
 
     @cached_property
     def moments(self) -> Tensor:
@@ -123,18 +124,20 @@ def pull_back(
             ),
         )  # fmt: skip
     placed = x - columns.shift
-    left, _ = kernel.sides(placed, columns.metric)
+    points = kernel.sides(placed, columns.metric)
     (n, d), (m, k) = x.shape, columns.coef.shape
     outputs, gradient = x.new_empty(n, k), x.new_empty(n, d)
-    if is_for_compiled(left, columns.right, kernel):
-        _compiled_pull_back(placed, left, columns, cotangent, outputs, gradient)
+    if is_for_compiled(points, columns.sides, kernel):
+        _compiled_pull_back(placed, points, columns, cotangent, outputs, gradient)
         return outputs, pulled_back(gradient, kernel, columns.metric)
     height = _height(x, m)
     waiting = x.new_empty(min(height, n) * m)
     values = x.new_empty(min(height, n) * min(tile_shape(x.device)[1], m))
     for rows in spans(n, height):
         slopes = waiting[: (rows.stop - rows.start) * m].view(-1, m)
-        outputs[rows] = _values_and_slopes(left[rows], columns, kernel, values, slopes)
+        outputs[rows] = _values_and_slopes(
+            points[rows], columns, kernel, values, slopes
+        )
         direction = cotangent(outputs[rows], rows)
         sums = _weighted(slopes, columns, direction, values)
         gradient[rows] = torch.addcmul(sums[:, :d], sums[:, d:], placed[rows], value=-1)
@@ -143,7 +146,7 @@ def pull_back(
 
 def _compiled_pull_back(
     placed: Tensor,
-    left: Tensor,
+    points: Sides,
     columns: Columns,
     cotangent: Cotangent,
     outputs: Tensor,
@@ -153,12 +156,13 @@ def _compiled_pull_back(
     from normalign.kernels.compiled.expansion import sums_of_sides
 
     kernel, coef, d = columns.kernel, columns.coef, placed.shape[1]
-    for rows in spans(len(left), _COMPILED_ROWS):
-        outputs[rows] = expansion_of_sides(left[rows], columns.right, coef, kernel)
+    for rows in spans(len(points), _COMPILED_ROWS):
+        outputs[rows] = expansion_of_sides(points[rows], columns.sides, coef, kernel)
         mixed = cotangent(outputs[rows], rows), coef
         for some, sums in sums_of_sides(
-            left[rows], columns.right, columns.moments, kernel, slopes=True, mixed=mixed
-        ):
+            points[rows], columns.sides, columns.moments, kernel, slopes=True,
+            mixed=mixed,
+        ):  # fmt: skip
             gradient[rows][some] = torch.addcmul(
                 sums[:, :d], sums[:, d:], placed[rows][some], value=-1
             )
@@ -172,14 +176,14 @@ def _height(x: Tensor, m: int) -> int:
 
 
 def _values_and_slopes(
-    left: Tensor, columns: Columns, kernel: Radial, buffer: Tensor, slopes: Tensor
+    points: Sides, columns: Columns, kernel: Radial, buffer: Tensor, slopes: Tensor
 ) -> Tensor:
     """Fill the slopes of some rows to all centers; their outputs."""
-    coef = columns.coef
-    total = left.new_zeros(len(left), coef.shape[1])
-    for part in spans(len(coef), tile_shape(left.device)[1]):
-        tile = buffer[: len(left) * (part.stop - part.start)].view(len(left), -1)
-        kernel.values_and_slopes_(left, columns.right[part], tile, slopes[:, part])
+    coef, n = columns.coef, len(points)
+    total = coef.new_zeros(n, coef.shape[1])
+    for part in spans(len(coef), tile_shape(points.device)[1]):
+        tile = buffer[: n * (part.stop - part.start)].view(n, -1)
+        kernel.values_and_slopes_(points, columns.sides[part], tile, slopes[:, part])
         total.addmm_(tile, coef[part])
     return total
 

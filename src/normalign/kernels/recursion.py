@@ -27,19 +27,16 @@ from torch import Tensor
 
 from normalign._checks import require
 from normalign.kernels.agop import centred_agop, cheaper_form
-from normalign.kernels.functions import (
-    Kernel,
-    median_distance,
-    middle,
-    require_points,
-    require_table,
-    seeded,
-)
+from normalign.kernels.arguments import require_points, require_table
+from normalign.kernels.distances import median_distance
+from normalign.kernels.functions import Kernel
 from normalign.kernels.gradients import expansion_jacobian
 from normalign.kernels.memory import available_bytes
 from normalign.kernels.metric import learned
 from normalign.kernels.precision import full_precision
 from normalign.kernels.pull_back import Columns, Cotangent, pull_back
+from normalign.kernels.sampling import sampled_rows, seeded
+from normalign.kernels.sides import middle
 from normalign.kernels.solve import solve, solve_last
 from normalign.kernels.system import Solution, Solved, Solver, System
 
@@ -381,11 +378,12 @@ def _sampled(
 ) -> tuple[Tensor, Tensor] | None:
     """Rows at which gradients are taken and how often each; ``None`` for all, once."""
     if resampled:
-        drawn = torch.randint(n, (min(n, most),), generator=generator)
+        count = (min(n, most),)
+        drawn = torch.randint(n, count, generator=generator, device="cpu")
         return drawn.unique(return_counts=True)
     if n <= most:
         return None
-    chosen = torch.randperm(n, generator=generator)[:most]
+    chosen = sampled_rows(n, most, generator)
     return chosen, torch.ones_like(chosen)
 
 
@@ -397,10 +395,10 @@ def _average(
     solver: Solver,
 ) -> Tensor:
     """The average gradient outer product at some rows, or at all."""
-    rows, (left, right), share = system.points, system.sides, weights
+    rows, own, share = system.points, system.sides, weights
     if chosen is not None:
         places, counts = (part.to(rows.device) for part in chosen)
-        rows, left = rows[places], left[places]
+        rows, own = rows[places], own[places]
         share = counts.to(rows.dtype)
         share = share if weights is None else share * weights[places]
     (n, d), (m, k) = rows.shape, machine.coef.shape
@@ -411,7 +409,7 @@ def _average(
         fits = 4 * n * m * rows.dtype.itemsize <= allowed
         form = "pairs" if fits else "gradients"
     return centred_agop(
-        rows, system.points, machine.coef, machine.kernel, (left, right),
+        rows, system.points, machine.coef, machine.kernel, (own, system.sides),
         metric=machine.metric, weights=share, diagonal=machine.metric.ndim == 1,
         form=form,
     )  # fmt: skip

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from normalign.kernels.direct import compiled_room
-from normalign.kernels.functions import kernel_matrix
+from normalign.kernels.distances import kernel_matrix
 from normalign.kernels.solve import solve
 from normalign.kernels.system import Solved, Solver, System
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from normalign._checks import require
 from normalign.kernels.functions import Kernel
+from normalign.kernels.sides import Sides
 
 __all__ = ["Solution", "Solved", "Solver", "System"]
 
@@ -37,8 +38,8 @@ class System:
         return System(self.points.to(dtype), self.kernel, metric, self.ridges.to(dtype))
 
     @cached_property
-    def sides(self) -> tuple[Tensor, Tensor]:
-        """Both sides of the kernel's tiles."""
+    def sides(self) -> Sides:
+        """Its points as both sides of the kernel's tiles."""
         return self.kernel.sides(self.points, self.metric)
 
 

@@ -51,7 +51,7 @@ def test_sums_are_products_with_the_matrix(kernel, n, m, d, c, slopes, dtype):
     z[: min(n, m) // 2] = x[: min(n, m) // 2]  # where slopes are zero
     table = points(m, c, seed=2, dtype=dtype)
     seen = metric("full", d).to(dtype)
-    left, right = kernel.sides(x - 2, seen)[0], kernel.sides(z - 2, seen)[1]
+    left, right = kernel.sides(x - 2, seen), kernel.sides(z - 2, seen)
     tile, scratch = x.new_empty(n, m), x.new_empty(n, m)
     if slopes:
         kernel.slopes_(left, right, tile, scratch)
@@ -68,7 +68,7 @@ def test_sums_are_products_with_the_matrix(kernel, n, m, d, c, slopes, dtype):
 @pytest.mark.usefixtures("_members")
 def test_rows_come_in_calls_that_can_be_interrupted(monkeypatch):
     kernel, seen = Laplace(2.0), metric("full", 3)
-    (left, _), (_, right) = (kernel.sides(points(n, 3), seen) for n in (700, 90))
+    left, right = (kernel.sides(points(n, 3), seen) for n in (700, 90))
     table = points(90, 2, seed=2)
     wanted = summed(left, right, table, kernel, False)
     monkeypatch.setattr(compiled_expansion, "_AT_ONCE", 1)

@@ -14,6 +14,7 @@ from normalign.kernels.compiled.sums import MANY, expand
 from normalign.kernels.compiled.team import threads, together
 from normalign.kernels.compiled.tile import HEIGHT, columns
 from normalign.kernels.functions import Kernel
+from normalign.kernels.sides import Sides
 from normalign.kernels.tiles import spans
 
 __all__ = ["sums_of_sides"]
@@ -24,8 +25,8 @@ _ROWS = 1 << 13  # of points, at most, so that what is made of them stays small
 
 
 def sums_of_sides(
-    left: Tensor,
-    right: Tensor,
+    points: Sides,
+    centers: Sides,
     table: Tensor,
     kernel: Kernel,
     *,
@@ -36,8 +37,8 @@ def sums_of_sides(
 
     Parameters
     ----------
-    left, right : Tensor of shape (n, q) and (m, q)
-        Sides of a radial kernel that has a profile here.
+    points, centers : Sides of n and of m points
+        Of a radial kernel that has a profile here.
     table : Tensor of shape (m, c)
         A row for each column of the kernel matrix.
     slopes : bool
@@ -51,22 +52,24 @@ def sums_of_sides(
     sums : Tensor of shape (rows, c)
         Overwritten by the next.
     """
-    w = columns(left.dtype.itemsize)
-    (n, height), (m, count) = left.shape, table.shape
-    centers, factors = _strips(right.T, w), _strips(table, w)
-    towards, coef = (left[:, :0], right[:, :0]) if mixed is None else mixed
+    w = columns(table.dtype.itemsize)
+    (n, height), (m, count) = points.left.shape, table.shape
+    right, left = _strips(centers.right.T, w), _strips(centers.left.T, w)
+    factors = _strips(table, w)
+    towards, coef = (points.left[:, :0], table[:, :0]) if mixed is None else mixed
     k, mixing = coef.shape[1], _strips(coef.T, w)
     profile, step = profile_of(kernel), whole(count, w)
     size = min(max(_AT_ONCE // max(m, 1) // MANY * MANY, MANY), _ROWS)
     sums = np.empty((whole(min(size, n), HEIGHT), step), factors.dtype)
     into = sums.reshape(-1)
     for rows in spans(n, size):
-        points, ways = _strips(left[rows].T, w), _strips(towards[rows].T, w)
+        some, ways = points[rows], _strips(towards[rows].T, w)
+        own, other = _strips(some.left.T, w), _strips(some.right.T, w)
         here = rows.stop - rows.start
         together(
-            lambda members, flags, points=points, ways=ways, here=here: expand(
-                centers, points, height, profile, slopes, here, m, mixing, ways, k,
-                factors, count, into, step, 0, members, flags,
+            lambda members, flags, own=own, other=other, ways=ways, here=here: expand(
+                right, own, left, other, height, profile, slopes, here, m, mixing, ways,
+                k, factors, count, into, step, 0, members, flags,
             ),
             min(threads(), whole(here, MANY) // MANY),
             1,

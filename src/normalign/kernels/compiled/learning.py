@@ -95,9 +95,9 @@ def learn(
                     multiply_symmetric(slopes, starts, n, table, sums, step, block, s)
             else:
                 sum_block(
-                    images, points, height, profile, True, d + 2, n, images, points, 0,
-                    table, step, w, count * (d + 1), sums, step, block, near, steep,
-                    near,
+                    images, points, points, images, height, profile, True, d, n,
+                    images, points, 0, table, step, w, count * (d + 1), sums, step,
+                    block, near, steep, near,
                 )  # fmt: skip
             for i in range(*block):
                 _gather(

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from normalign.kernels.compiled import LAPLACE
 from normalign.kernels.compiled.compiling import also_python, compiled, remembered
 from normalign.kernels.compiled.factor import back_substitute, blocks_of, factorise
 from normalign.kernels.compiled.factor import phases as factor_phases
 from normalign.kernels.compiled.learning import learn, learn_phases
+from normalign.kernels.compiled.near import mend_near
 from normalign.kernels.compiled.products import BLOCK, multiply, multiply_strip
 from normalign.kernels.compiled.profiles import profile_row
 from normalign.kernels.compiled.team import first_item, next_item, wait
@@ -163,6 +165,10 @@ def _fill(
     w = width(square)
     for s in range(block[0] // w, len(starts) - 1):
         multiply_strip(images, points, height, square, starts[s], d + 2, block, s)
+        if profile == LAPLACE:  # steep where points are near
+            mend_near(
+                images, points, points, images, height, d, square, starts[s], block, s
+            )
         part = slice(starts[s] + block[0] * w, starts[s] + block[1] * w)
         if len(slopes):
             profile_row(profile, square[part], slopes[part])

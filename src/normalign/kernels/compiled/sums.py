@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from normalign.kernels.compiled import LAPLACE
 from normalign.kernels.compiled.compiling import compiled, remembered
+from normalign.kernels.compiled.near import mend_near
 from normalign.kernels.compiled.products import (
     DEPTH,
     multiply_strip,
@@ -34,9 +36,10 @@ MANY = 128
 
 @remembered
 def expand(
-    centers: Any, points: Any, height: int, profile: int, steep: bool, n: int, m: int,
-    coef: Any, directions: Any, k: int, table: Any, columns: int, sums: Any, step: int,
-    phase: int, members: int, flags: Any,
+    centers: Any, points: Any, other_centers: Any, other_points: Any, height: int,
+    profile: int, steep: bool, n: int, m: int, coef: Any, directions: Any, k: int,
+    table: Any, columns: int, sums: Any, step: int, phase: int, members: int,
+    flags: Any,
 ) -> None:  # fmt: skip
     """Sums at all points; one phase.
 
@@ -44,6 +47,8 @@ def expand(
     ----------
     centers, points : strips of ``height`` rows, a column for each
         Products of one of each are squared distances.
+    other_centers, other_points : strips
+        The other sides of both.
     steep : bool
         Whether slopes are summed, or else values.
     n, m : int
@@ -62,8 +67,9 @@ def expand(
     while item < items:
         block = (item * MANY, min(item * MANY + MANY, n))
         sum_block(
-            centers, points, height, profile, steep, height, m, coef, directions, k,
-            table, w, m * w, columns, sums, step, block, near, slopes, mixed,
+            centers, points, other_centers, other_points, height, profile, steep,
+            height - 2, m, coef, directions, k, table, w, m * w, columns, sums, step,
+            block, near, slopes, mixed,
         )  # fmt: skip
         item = next_item(flags, phase, members, item)
     wait(flags, phase, members, items)
@@ -71,15 +77,15 @@ def expand(
 
 @compiled
 def sum_block(
-    centers: Any, points: Any, height: int, profile: int, steep: bool, depth: int,
-    m: int, coef: Any, directions: Any, k: int, table: Any, step_t: int, wide_t: int,
-    columns: int, sums: Any, step: int, block: tuple[int, int], near: Any, slopes: Any,
-    mixed: Any,
+    centers: Any, points: Any, other_centers: Any, other_points: Any, height: int,
+    profile: int, steep: bool, d: int, m: int, coef: Any, directions: Any, k: int,
+    table: Any, step_t: int, wide_t: int, columns: int, sums: Any, step: int,
+    block: tuple[int, int], near: Any, slopes: Any, mixed: Any,
 ) -> None:  # fmt: skip
     """Sums at a block of points, ``MANY`` or fewer, from a whole strip on.
 
-    ``depth`` is how many rows of centers and points are multiplied; ``step_t`` the
-    distance of rows of the table and ``wide_t`` that of a strip's width of columns;
+    Of centers and points d + 2 rows are multiplied; ``step_t`` is the distance of rows
+    of the table and ``wide_t`` that of a strip's width of columns;
     ``near`` and ``slopes`` room for ``DEPTH`` times as many numbers, ``mixed`` for as
     many of a strip, if ``k`` is not zero.
     """
@@ -88,9 +94,13 @@ def sum_block(
         end = min(begin + DEPTH, m)
         for s in range(block[0] // w, (block[1] + w - 1) // w):
             start = (s - block[0] // w) * DEPTH * w
-            multiply_strip(
-                centers, points, height, near, start - begin * w, depth, (begin, end), s
-            )
+            rows, at = (begin, end), start - begin * w
+            multiply_strip(centers, points, height, near, at, d + 2, rows, s)
+            if profile == LAPLACE:  # steep where points are near
+                mend_near(
+                    centers, points, other_centers, other_points, height, d, near, at,
+                    rows, s,
+                )  # fmt: skip
             part = slice(start, start + (end - begin) * w)
             profile_row(profile, near[part], slopes[part])
             if k:

@@ -1,0 +1,83 @@
+r"""Squared distances of near points, computed again from differences.
+
+.. math:: u_{ij} = (x_i - x_j)^\top (M x_i - M x_j) / \ell^2
+
+What :func:`~normalign.kernels.sides.mend_near_` does to tiles of tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from numba import types
+from numba.extending import overload
+
+from normalign.kernels.compiled.compiling import compiled
+from normalign.kernels.compiled.tile import width
+from normalign.kernels.sides import NEAR
+
+__all__ = ["mend_near"]
+
+
+def _share(table: Any) -> Any:
+    """Of the squares of two points: below it their distance is computed again."""
+    return table.dtype.type(NEAR[getattr(torch, str(table.dtype))])
+
+
+@overload(_share)
+def _share_of(table: Any) -> Any:
+    share = NEAR[getattr(torch, str(table.dtype))]
+    kind = types.float32 if table.dtype == types.float32 else types.float64
+
+    def implementation(table: Any) -> Any:
+        return kind(share)
+
+    return implementation
+
+
+@compiled
+def mend_near(
+    a: Any, b: Any, other_a: Any, other_b: Any, height: int, d: int, c: Any, at_c: int,
+    rows: tuple[int, int], strip: int,
+) -> None:  # fmt: skip
+    """Mend some rows of a strip of squared distances, as ``multiply_strip`` left them.
+
+    Parameters
+    ----------
+    a, b : strips of ``height`` rows, d + 2 of which were multiplied
+        The one has points and the other their images, times -2; then squares and ones.
+    other_a, other_b : strips
+        Images, times -2, of what ``a`` has as points, or points; likewise for ``b``.
+    c : array
+        Row 0 of the strip is, or would be, at ``at_c``.
+    """
+    w, share = width(c), _share(c)
+    at_b = strip * height * w
+    low, high = at_b + d * w, at_b + (d + 1) * w
+    for i in range(*rows):
+        at_a, place = i // w * height * w + i % w, at_c + i * w
+        first, second = a[at_a + d * w], a[at_a + (d + 1) * w]
+        near = 0
+        for q in range(w):
+            size = first * b[low + q] + second * b[high + q]
+            near |= c[place + q] <= share * size
+        if near == 0:
+            continue
+        for q in range(w):
+            size = first * b[low + q] + second * b[high + q]
+            if c[place + q] <= share * size:
+                c[place + q] = _from_differences(
+                    a, b, other_a, other_b, at_a, at_b + q, d, w
+                )
+
+
+@compiled
+def _from_differences(
+    a: Any, b: Any, other_a: Any, other_b: Any, at_a: int, at_b: int, d: int, w: int
+) -> Any:
+    total = a.dtype.type(0)
+    for p in range(0, d * w, w):
+        one = a[at_a + p] - other_b[at_b + p]
+        total += one * (b[at_b + p] - other_a[at_a + p])
+    return a.dtype.type(0.5) * total

@@ -1,0 +1,107 @@
+r"""Points as both sides of a kernel's tiles, and distances that they cannot give.
+
+.. math:: u_{ij} = (x_i - x_j)^\top M (x_i - x_j) / \ell^2
+                 = s_i + s_j - 2 x_i^\top M x_j / \ell^2
+
+is one product of two tables, at the speed of products. But it is a difference of large
+numbers: of points that are near each other no digits are left. Those few pairs are
+computed again, from differences of their coordinates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from normalign.kernels.tiles import spans
+
+__all__ = ["NEAR", "Sides", "mend_near_", "middle"]
+
+# Share of the squares of two points below which their squared distance is computed
+# again. By the product its relative error would be above 1e-9, or 1e-3 in float32.
+NEAR = {torch.float64: 1e-6, torch.float32: 1e-3}
+
+# Entries whose neighbourhood is looked at, and coordinates that are gathered, at once.
+_CPU_ENTRIES, _DEVICE_ENTRIES = 1 << 20, 1 << 26
+_COORDINATES = 1 << 22
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Tables of some points: what gives a tile its rows, and what its columns.
+
+    Parameters
+    ----------
+    left, right : Tensor of shape (n, q)
+        The product of one point's ``left`` and another's ``right`` is what a tile is
+        made of.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def __getitem__(self, rows: slice | Tensor) -> Sides:
+        return Sides(self.left[rows], self.right[rows])
+
+    def __len__(self) -> int:
+        return len(self.left)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the points are."""
+        return self.left.device
+
+
+def mend_near_(squared: Tensor, rows: Sides, columns: Sides) -> Tensor:
+    r"""Compute squared distances of near points again, in place.
+
+    .. math:: u_{ij} = (x_i - x_j)^\top (M x_i - M x_j) / \ell^2
+
+    Their relative error is then a rounding over the distance, relative to the size of
+    the points, and no longer over its square.
+
+    Parameters
+    ----------
+    squared : Tensor of shape (n, m)
+        Products of ``rows.left`` and ``columns.right``.
+    rows, columns : Sides
+        Of a radial kernel: ``(-2 M x, s, 1)`` and ``(x, 1, s)``.
+    """
+    if not squared.numel():
+        return squared
+    share, (*_, d) = NEAR[squared.dtype], (rows.left.shape[1] - 2,)
+    own, others = rows.left[:, d], columns.right[:, d + 1]
+    cpu = squared.device.type == "cpu"
+    # A processor may stay near what it has just written; a device must not be asked.
+    if cpu and float(squared.amin()) > share * float(own.amax() + others.amax()):
+        return squared
+    entries = _CPU_ENTRIES if cpu else _DEVICE_ENTRIES
+    for some in spans(len(squared), max(entries // squared.shape[1], 1)):
+        limits = torch.add(own[some, None], others).mul_(share)
+        near = (squared[some] <= limits).nonzero()
+        for part in spans(len(near), max(_COORDINATES // max(d, 1), 1)):
+            i, j = near[part, 0] + some.start, near[part, 1]
+            apart = rows.right[i, :d] - columns.right[j, :d]
+            images = columns.left[j, :d] - rows.left[i, :d]  # of 2 M (x_i - x_j)
+            squared[i, j] = apart.mul_(images).sum(1).mul_(0.5)
+    return squared
+
+
+def middle(points: Tensor) -> Tensor:
+    """A point in the middle of the others, from which differences are taken.
+
+    Kernels do not see where the origin is, but rounding does: squares of large
+    coordinates leave no digits for small distances. Medians (of at most a thousand
+    rows) are not moved by an outlier, as means are.
+    """
+    if not len(points):
+        return points.new_zeros(points.shape[1])
+    some = points[:: max(points.shape[0] // 1000, 1)]
+    if some.device.type != "cpu":
+        return some.median(0).values
+    # the same number, sooner where there are few rows
+    half = (some.shape[0] - 1) // 2
+    return torch.from_numpy(np.partition(some.detach().numpy(), half, axis=0)[half])
