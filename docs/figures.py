@@ -66,8 +66,9 @@ def of_tables() -> dict[str, str]:
     """Draw and count what is on the page on tables."""
     from table_figures import tables  # beside this file; tests do not need it
 
-    picture, numbers = tables(DOCS / "a-table-in-a-model-out.md")
-    save(picture, "tables.svg")
+    pictures, numbers = tables(DOCS / "a-table-in-a-model-out.md")
+    for name, picture in pictures.items():
+        save(picture, f"tables-{name}.svg")
     return numbers
 
 

@@ -42,6 +42,17 @@ def rfm(result: Row) -> list[str]:
     return lines
 
 
+def speed_up(result: Row) -> dict[str, str]:
+    """How many times as fast small tables are by numba, at least and at most."""
+    rows = [row["milliseconds"] for row in result["records"]["c"]]
+    times = [row["tensors"] / row["ours"] for row in rows]
+    sizes = [row["n"] for row in result["records"]["c"]]
+    return {
+        "numba_least": f"{min(times):.1f}", "numba_most": f"{max(times):.1f}",
+        "numba_fewest": f"{min(sizes)}", "numba_rows": f"{max(sizes)}",
+    }  # fmt: skip
+
+
 def _seconds(value: float) -> str:
     return f"{value:.1f} s" if value >= 10 else f"{value:.2g} s"
 

@@ -1,4 +1,4 @@
-"""The picture and the numbers of the page on tables, for figures.py."""
+"""The pictures and the numbers of the page on tables, for figures.py."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 from sklearn.datasets import load_breast_cancer
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
@@ -31,7 +32,7 @@ SHOWN_RADIUS = 0.3
 STARTS = {"RFM": 1.0, "RFAM": 0.0}  # the identity's weight in the first metric
 
 
-def tables(path: Path) -> tuple[Figure, dict[str, str]]:
+def tables(path: Path) -> tuple[dict[str, Figure], dict[str, str]]:
     """Run the page on tables, compare machines over splits, draw what came out."""
     page = executed(path)
     diabetes = page["table"], page["speed"], ("sex",)
@@ -47,13 +48,22 @@ def tables(path: Path) -> tuple[Figure, dict[str, str]]:
     }
     shares = {name: probabilities(*diabetes, model) for name, model in plain.items()}
     shares["RFAM"] = found["diabetes"]["RFAM"]["probabilities"]
-    figure, axes = plt.subplots(2, 2, figsize=(7.2, 5.2), layout="constrained")
-    draw_importances(axes[0, 0], page["importances"])
-    for axis, name in ((axes[0, 1], "diabetes"), (axes[1, 0], "cancer")):
-        draw_attack(axis, found[name], name)
-    draw_calibration(axes[1, 1], shares, diabetes[1])
+    pictures = {
+        "importances": importances_picture(page["by_column"]),
+        "attack": attack_picture(
+            {
+                _titled("diabetes", page["table"]): found["diabetes"],
+                _titled("breast cancer", frame): found["cancer"],
+            }
+        ),
+        "probabilities": probabilities_picture(shares, diabetes[1]),
+    }
     numbers = told_by(page) | told_of(found) | told_beside(shares, diabetes[1])
-    return figure, numbers
+    return pictures, numbers
+
+
+def _titled(name: str, table: Any) -> str:
+    return f"{name}, {len(table)} rows, {table.shape[1]} columns"
 
 
 def executed(page: Path) -> dict[str, Any]:
@@ -116,48 +126,74 @@ def probabilities(
     return answers
 
 
-def draw_importances(axis: Axes, importances: Any) -> None:
-    """Bars, the indicators of a category added up."""
-    columns = importances.index.str.split("__").str[1].str.split("_").str[0]
-    shares = importances.groupby(columns).sum().sort_values()
+def importances_picture(shares: Any) -> Figure:
+    """Bars, one for each column of the table."""
+    shares = shares.sort_values()
+    figure, axis = plt.subplots(figsize=(7.2, 2.6), layout="constrained")
     axis.barh(shares.index, shares, color=COLOURS[1])
-    axis.set_title("diabetes: importances", fontsize="medium")
+    axis.set(xlabel="share of the importances, indicators of a column added up")
+    axis.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axis.spines[["top", "right"]].set_visible(False)
+    return figure
 
 
-def draw_attack(axis: Axes, found: dict[str, Any], name: str) -> None:
-    """Accuracy over the radius of the attack, with the range of the splits' mean."""
-    for colour, (method, columns) in zip(COLOURS, found.items(), strict=False):
-        mean = columns["held"].mean(0)
-        error = columns["held"].std(0, ddof=1) / len(columns["held"]) ** 0.5
-        axis.plot(RADII, mean, color=colour, label=method, linewidth=1.6)
-        axis.fill_between(
-            RADII, mean - error, mean + error, color=colour, alpha=0.2, linewidth=0
-        )
-    axis.set_title(f"{name}: right under attack", fontsize="medium")
-    axis.set(xlabel="radius, standard deviations", ylim=(0, 1))
-    axis.legend(fontsize="small", frameon=False)
-    axis.grid(alpha=0.25, linewidth=0.6)
-    axis.spines[["top", "right"]].set_visible(False)
+def attack_picture(found: dict[str, dict[str, Any]]) -> Figure:
+    """Accuracy over the radius of the attack, a panel for each table."""
+    figure, axes = plt.subplots(
+        1, len(found), figsize=(7.2, 2.9), sharey=True, layout="constrained"
+    )
+    for axis, (title, methods) in zip(axes, found.items(), strict=True):
+        for colour, (method, columns) in zip(COLOURS, methods.items(), strict=False):
+            draw_mean(axis, columns["held"], colour, method)
+        axis.set_title(title, fontsize="medium")
+        axis.set(xlabel="radius (standard deviations)", ylim=(0, 1))
+        tidy(axis)
+    axes[0].set_ylabel("rows right under attack")
+    axes[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes[-1].legend(fontsize="small", frameon=False)
+    return figure
 
 
-def draw_calibration(
-    axis: Axes, shares: dict[str, np.ndarray], labels: np.ndarray
-) -> None:
+def draw_mean(axis: Axes, held: np.ndarray, colour: str, name: str) -> None:
+    """The mean over splits, with one standard error to either side."""
+    mean, error = held.mean(0), held.std(0, ddof=1) / len(held) ** 0.5
+    line = {"color": colour, "linewidth": 1.6, "marker": "o", "markersize": 3}
+    axis.plot(RADII, mean, label=name, **line)
+    band = {"color": colour, "alpha": 0.2, "linewidth": 0}
+    axis.fill_between(RADII, mean - error, mean + error, **band)
+
+
+def probabilities_picture(shares: dict[str, np.ndarray], labels: np.ndarray) -> Figure:
     """What was predicted in eight groups of equal size, and what came true."""
-    axis.plot([0, 1], [0, 1], color=COLOURS[4], linewidth=0.8)
-    for colour, name in ((COLOURS[1], "RFAM"), (COLOURS[2], "logistic")):
-        predicted = shares[name].ravel()
-        truth = np.tile(labels == np.unique(labels)[0], 2)
+    figure, axis = plt.subplots(figsize=(7.2, 3.4), layout="constrained")
+    axis.plot([0, 1], [0, 1], color=COLOURS[4], linewidth=0.8, label="as predicted")
+    first = np.unique(labels)[0]
+    truth = np.tile(labels == first, 2)
+    drawn = (
+        ("RFAM", "RFAM", COLOURS[1]),
+        ("logistic", "logistic regression", COLOURS[2]),
+    )
+    for key, name, colour in drawn:
+        predicted = shares[key].ravel()
         groups = np.array_split(np.argsort(predicted), 8)
         axis.plot(
             [predicted[group].mean() for group in groups],
             [truth[group].mean() for group in groups],
             color=colour, label=name, marker="o", markersize=4, linewidth=1.6,
         )  # fmt: skip
-    axis.set_title("diabetes: probabilities", fontsize="medium")
-    axis.set(xlabel="predicted", ylabel="came true")
+    axis.set(
+        xlabel=f'mean probability predicted for "{first}"',
+        ylabel=f'share that was "{first}"',
+    )
+    for side in (axis.xaxis, axis.yaxis):
+        side.set_major_formatter(PercentFormatter(1, decimals=0))
     axis.legend(fontsize="small", frameon=False)
+    tidy(axis)
+    return figure
+
+
+def tidy(axis: Axes) -> None:
+    """A grid, and no frame."""
     axis.grid(alpha=0.25, linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
 
@@ -168,7 +204,7 @@ def told_by(page: dict[str, Any]) -> dict[str, str]:
     x_test, y_test = page["X_test"], page["y_test"]
     plain = page["na"].RFAMClassifier()
     untuned = make_tabular_pipeline(plain, categorical=["sex"])
-    ranked = [name.split("__")[1] for name in page["importances"].index[::-1]]
+    ranked = page["by_column"].sort_values(ascending=False)
     untuned.fit(page["X"], page["y"])
     return {
         "table_default": f"{untuned.score(x_test, y_test):.0%}",
@@ -180,9 +216,9 @@ def told_by(page: dict[str, Any]) -> dict[str, str]:
         "table_cv_score": f"{machine.best_score_:.1%}",
         "table_weights_apart": f"{100 * (best.max() - best.min()):.1f}",
         "table_fold_spread": f"{100 * page['results']['std_test_score'].median():.1f}",
-        "table_first": ranked[0],
-        "table_second": ranked[1],
-        "table_two_shares": f"{page['importances'].iloc[-2:].sum():.0%}",
+        "table_first": ranked.index[0],
+        "table_second": ranked.index[1],
+        "table_two_shares": f"{ranked.iloc[:2].sum():.0%}",
         "table_quarter": f"{page['geometry'].local_robustness.quantile(0.25):.2f}",
         "table_attacked": f"{page['attack'].success_rate[-1]:.0f}%",
         "table_masking": ", ".join(page["report"].failed) or "nothing",

@@ -22,7 +22,7 @@ _EXTRAS = {
     "download": ("pooch", "fetching MNIST and CIFAR-10"),
     "frames": ("pandas", "results as data frames"),
     "weights": ("safetensors", "reading .safetensors files"),
-    "fast": ("numba", "small tables, two to three times as fast"),
+    "fast": ("numba", "kernel machines on a processor, faster"),
     "tabarena": ("pyarrow", "TabArena's tables"),
     "peers": ("catboost", "the other methods that RFAM is compared with"),
     "browser": ("playwright", "tests of the report in a browser"),

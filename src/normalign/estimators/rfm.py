@@ -100,7 +100,7 @@ class RFMClassifier(KernelClassifier):
         least one iteration). Columns that move together may share or swap it; zeros if
         nothing matters.
     bandwidth_ : float
-        The bandwidth of the last iteration, in the units of X.
+        The bandwidth of the iteration kept, in the units of X.
     n_iter_ : int
         Updates behind the machine that was kept.
     classes_ : ndarray of shape (k,), or a list of them for several label columns
@@ -119,8 +119,10 @@ class RFMClassifier(KernelClassifier):
         Rows enter the kernel as ``(x - location_) / unit_``, which spares digits and
         changes nothing else.
     leaves_ : dict of str to ndarray
-        The parts, if there are any: how rows belong to them, where they meet. The
-        rows of `dual_coef_` are then those of ``X_fit_[leaves_["rows"]]``.
+        The parts, if there are any. The rows of `dual_coef_` are then those of
+        ``X_fit_[leaves_["rows"]]``, part after part, each from one of "offsets" to the
+        next. "directions", "bands" and "children" are the cuts, "centers" is `X_fit_`
+        as the kernel sees it.
     n_features_in_, feature_names_in_
         As in scikit-learn.
 
@@ -148,16 +150,30 @@ class RFMRegressor(KernelRegressor):
 
     Parameters
     ----------
+    bandwidth : float, default=10.0
+        Width of the kernel, meant for columns scaled to unit variance.
+    ridge : float, default=1e-3
+        Added to the diagonal of the kernel matrix. The default nearly interpolates;
+        noisy targets want 0.1, 1 or more.
+    n_iter : int, default=5
+        Updates of the metric. 0 is kernel ridge regression in the initial metric.
     center : bool, default=True
         Fit deviations from the mean target, which is then predicted far from all
         rows. The paper's scripts do not.
+    device : str, default="auto"
+        Any device of torch. "auto": where X is, or the GPU if there is one and there
+        are at least 2000 rows.
+    max_leaf_size : int, optional
+        Above that many rows, fit overlapping parts of at most that size, with one
+        metric, and blend them. Work then grows like the number of rows.
     validation_fraction : float in (0, 1), optional
         Keep that share of the rows apart (drawn at random, at least one), score every
         iteration on them by R squared and keep the best one (the first of equals).
         Nothing is refitted: the rows kept apart are not in the machine.
-    kernel, exponent, bandwidth, bandwidth_rule, ridge, n_iter, diagonal, solver, \
-    device, dtype, memory_limit, max_leaf_size, time_limit_s, agop_samples, n_jobs, \
-    random_state, verbose
+    random_state : int, RandomState or None, default=None
+        For rows kept apart, samples and parts. None: other draws in each fit.
+    kernel, exponent, bandwidth_rule, diagonal, solver, dtype, memory_limit, \
+    time_limit_s, agop_samples, n_jobs, verbose
         As in :class:`RFMClassifier`.
 
     Attributes

@@ -292,8 +292,7 @@ class RFAMClassifierCV(_Selecting, RFAMClassifier):  # type: ignore[misc]
     candidates the one with the largest ridge wins, then with the fewest iterations,
     then with the identity weight nearest to 1.
 
-    The choice of the initial metric matters for robustness, too (see
-    :class:`RFAMClassifier`); pass ``identity_weights=(0.0,)`` to keep the paper's.
+    To keep the paper's initial metric pass ``identity_weights=(0.0,)``.
 
     Parameters
     ----------
@@ -321,10 +320,18 @@ class RFAMClassifierCV(_Selecting, RFAMClassifier):  # type: ignore[misc]
         Workers of joblib; folds and candidates are independent. Those that work at
         one time share `memory_limit`, or what is free.
     random_state : int, RandomState or None, default=None
-        For folds, and handed to every fit.
-    kernel, exponent, bandwidth, bandwidth_rule, diagonal, center, solver, device, \
-    dtype, memory_limit, max_leaf_size, agop_samples, verbose
-        As in :class:`RFAMClassifier`.
+        For folds, and handed to every fit. None: other folds in each search.
+    bandwidth : float, default=10.0
+        Width of the kernel, meant for columns scaled to unit variance.
+    device : str, default="auto"
+        Any device of torch. "auto": where X is, or the GPU if there is one and there
+        are at least 2000 rows.
+    max_leaf_size : int, optional
+        Above that many rows, fit overlapping parts of at most that size, with one
+        metric, and blend them. Work then grows like the number of rows.
+    kernel, exponent, bandwidth_rule, diagonal, center, solver, dtype, \
+    memory_limit, agop_samples, verbose
+        As in :class:`~normalign.estimators.RFMClassifier`.
 
     Attributes
     ----------
@@ -366,11 +373,16 @@ class RFAMRegressorCV(_Selecting, RFAMRegressor):  # type: ignore[misc]
     candidates the one with the largest ridge wins, then with the fewest iterations,
     then with the identity weight nearest to 1.
 
-    The choice of the initial metric matters for robustness, too (see
-    :class:`RFAMRegressor`); pass ``identity_weights=(0.0,)`` to keep the paper's.
+    To keep the paper's initial metric pass ``identity_weights=(0.0,)``.
 
     Parameters
     ----------
+    ridges : sequence of float, default=(10.0, 1.0, 0.1, 0.01, 0.001)
+        Those of the paper's experiments.
+    identity_weights : sequence of float in [0, 1], default=(0.0, 0.01, 0.1, 1.0)
+        0 is the covariance alone, 1 an RFM.
+    n_iter : int, default=5
+        Iterations 0 to `n_iter` are candidates.
     cv : int, float, splitter, iterable or None, default=5
         Number of shuffled folds, 5 for None; or the share of rows in one validation
         split; or what scikit-learn takes for `cv` (for groups pass the list of splits).
@@ -381,11 +393,21 @@ class RFAMRegressorCV(_Selecting, RFAMRegressor):  # type: ignore[misc]
         candidate with a score of NaN is never chosen. By default a split with one
         answer only is scored by 1 less its squared error in terms of the variance of
         all answers.
-    ridges, identity_weights, n_iter, time_limit_s, n_jobs, random_state
+    random_state : int, RandomState or None, default=None
+        For folds, and handed to every fit. None: other folds in each search.
+    bandwidth : float, default=10.0
+        Width of the kernel, meant for columns scaled to unit variance.
+    device : str, default="auto"
+        Any device of torch. "auto": where X is, or the GPU if there is one and there
+        are at least 2000 rows.
+    max_leaf_size : int, optional
+        Above that many rows, fit overlapping parts of at most that size, with one
+        metric, and blend them. Work then grows like the number of rows.
+    time_limit_s, n_jobs
         As in :class:`RFAMClassifierCV`.
-    kernel, exponent, bandwidth, bandwidth_rule, diagonal, center, solver, device, \
-    dtype, memory_limit, max_leaf_size, agop_samples, verbose
-        As in :class:`RFAMRegressor`.
+    kernel, exponent, bandwidth_rule, diagonal, center, solver, dtype, \
+    memory_limit, agop_samples, verbose
+        As in :class:`~normalign.estimators.RFMRegressor`.
 
     Attributes
     ----------
