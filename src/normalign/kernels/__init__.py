@@ -10,10 +10,11 @@ from normalign.kernels.functions import (
     ProductLaplace,
 )
 from normalign.kernels.gradients import expansion, expansion_jacobian
+from normalign.kernels.machine import Machine
 from normalign.kernels.memory import estimate_memory
 from normalign.kernels.metric import initial_metric, metric_root, normalised
 from normalign.kernels.pull_back import Columns, pull_back
-from normalign.kernels.recursion import Iteration, Machine, recursions
+from normalign.kernels.recursion import Iteration, recursions
 from normalign.kernels.ridges import ridge_path
 from normalign.kernels.system import Solved, Solver, System
 

@@ -27,7 +27,7 @@ from normalign.kernels.gradients import gradients_of_slopes
 from normalign.kernels.memory import direct_bytes
 from normalign.kernels.metric import learned
 from normalign.kernels.sides import Sides
-from normalign.kernels.system import Solution, Solved, System
+from normalign.kernels.system import Solution, Solved, System, mean_squares
 from normalign.kernels.tiles import spans, square_spans, tile_shape
 from normalign.kernels.triangle import Triangle, is_small
 
@@ -55,26 +55,25 @@ def solve_directly(
     """
     n, dtype, device = len(system.points), system.points.dtype, system.points.device
     found = _tried(system, y, limit=limit, spare=spare, slopes=slopes)
-    single = dtype != torch.float64
-    exact = found is not None and (
-        not single or lost_share(found.coef, y) <= _LOST_SHARE
-    )
-    if found is not None and exact:
-        return found
-    if single and direct_bytes(n, dtype=torch.float64, device=device) <= limit:
+    lost = math.inf if found is None else lost_share(found.coef, y, system.ridges)
+    fits = direct_bytes(n, dtype=torch.float64, device=device) <= limit
+    if not lost <= _LOST_SHARE and dtype != torch.float64 and fits:
         del spare, found
         system, y = system.to(torch.float64), y.double()
         found = _tried(system, y, limit=limit, spare=None, slopes=slopes)
-        if found is not None:
-            return found
+        lost = math.inf if found is None else lost_share(found.coef, y, system.ridges)
     if found is None:
         return _with_jitter(system, _allocated(system, limit), y, callee)
-    caution = (
-        f"coefficients are so large that rounding in float32 moves outputs by about "
-        f"{10 * lost_share(found.coef, y):.0e} of the targets, and float64 does not "
-        "fit memory_limit. Raise ridge or memory_limit."
-    )
-    found.solved = replace(found.solved, caution=caution)
+    if lost > _LOST_SHARE:
+        caution = (
+            f"coefficients are so large that rounding in {str(y.dtype)[6:]} moves "
+            f"outputs by about {10 * lost:.0e} of the targets"
+        )
+        if y.dtype != torch.float64:
+            caution += ", and float64 does not fit memory_limit. Raise that, or ridge."
+        else:
+            caution += ". Raise ridge, or remove near-duplicate rows."
+        found.solved = replace(found.solved, caution=caution)
     return found
 
 
@@ -125,12 +124,10 @@ def last_directly(
     """
     from normalign.kernels.compiled.solution import last_of
 
-    dtype, most = system.points.dtype, math.inf
-    if dtype != torch.float64:
-        most = (_LOST_SHARE * _size(y) / torch.finfo(dtype).eps) ** 2
+    dtype = system.points.dtype
     return last_of(
-        _problem(system, y, room), n_iter, weights,
-        least=_smallest_pivot(dtype), most=most,
+        _problem(system, y, room), n_iter, weights, least=_smallest_pivot(dtype),
+        most=(_LOST_SHARE / torch.finfo(dtype).eps) ** 2,
     )  # fmt: skip
 
 
@@ -171,7 +168,7 @@ class DirectSolution:
         total = sum_of_squares(
             gradients, torch.zeros_like(points[0]), weights, diagonal
         )
-        return learned(finished(total, kernel, metric), metric)
+        return learned(finished(total, kernel, metric))
 
 
 def _unit_columns(like: Tensor, n: int, rows: Tensor) -> Tensor:
@@ -196,22 +193,17 @@ def _make_room(triangle: Triangle, system: System, slopes: bool) -> None:
         triangle.slopes = torch.empty_like(triangle.panels[0])
 
 
-def lost_share(coef: Tensor, y: Tensor) -> float:
+def lost_share(coef: Tensor, y: Tensor, ridges: Tensor) -> float:
     r"""How much of the targets rounding can move: :math:`\epsilon \|a\| / \|y\|_{rms}`.
 
-    Outputs are sums of coefficients times numbers in ``(0, 1]``, each right to a
-    rounding error; where coefficients are large and cancel, the errors do not. On
-    tables and kernels tried in float32, outputs were off by about ten times this.
+    Of that output of which it is most. Outputs are sums of coefficients times numbers
+    in ``(0, 1]``, each right to a rounding error; where coefficients are large and
+    cancel, the errors do not. On tables and kernels tried in float32, outputs were off
+    by about ten times this.
     """
-    limits = torch.finfo(y.dtype)
     # one question to a device, not two
-    share = coef.square().sum(0).max() / y.square().mean(0).max().clamp(min=limits.tiny)
-    return limits.eps * math.sqrt(share)
-
-
-def _size(y: Tensor) -> float:
-    """The root mean square of the largest target, and never quite zero."""
-    return math.sqrt(max(float(y.square().mean(0).max()), torch.finfo(y.dtype).tiny))
+    share = (coef.double().square().sum(0) / mean_squares(y, ridges)).amax()
+    return torch.finfo(y.dtype).eps * math.sqrt(share)
 
 
 def _with_jitter(

@@ -89,5 +89,7 @@ def median_distance(
     values, order = distances[apart].sort()
     mass = pairs[apart][order].cumsum(0)
     # of two in the middle the lower one, though sums of weights are rounded
-    half = torch.searchsorted(mass, mass[-1:] * (0.5 - 1e-12)).clamp(max=len(values) - 1)
+    half = torch.searchsorted(mass, mass[-1:] * (0.5 - 1e-12)).clamp(
+        max=len(values) - 1
+    )
     return float(values[half]) * kernel.bandwidth

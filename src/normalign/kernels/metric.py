@@ -71,12 +71,15 @@ def normalised(metric: Tensor) -> Tensor:
     )
 
 
-def learned(update: Tensor, metric: Tensor | None) -> Tensor:
-    """An update scaled to trace ``d``, or the present metric where it has no trace."""
-    trace = float(metric_diagonal(update).sum())
-    if 0 < trace < math.inf:
-        return update * (len(update) / trace)
-    return torch.eye(len(update)).to(update) if metric is None else metric
+def learned(update: Tensor) -> Tensor | None:
+    """An update scaled to trace ``d``; None if it has none in its precision.
+
+    A trace that is nearly too small to be a number has lost digits, and gradients whose
+    squares are not numbers have none.
+    """
+    limits, trace = torch.finfo(update.dtype), float(metric_diagonal(update).sum())
+    usable = limits.tiny / limits.eps < trace < math.inf
+    return update * (len(update) / trace) if usable else None
 
 
 def initial_metric(

@@ -1,4 +1,4 @@
-r"""Algorithm 1: Recursive Feature Machines, and what a machine is.
+r"""Algorithm 1: Recursive Feature Machines.
 
 ::
 
@@ -19,8 +19,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -30,103 +29,19 @@ from normalign.kernels.agop import centred_agop, cheaper_form
 from normalign.kernels.arguments import require_points, require_table
 from normalign.kernels.distances import median_distance
 from normalign.kernels.functions import Kernel
-from normalign.kernels.gradients import expansion_jacobian
+from normalign.kernels.machine import Machine
 from normalign.kernels.memory import available_bytes
 from normalign.kernels.metric import learned
 from normalign.kernels.precision import full_precision
-from normalign.kernels.pull_back import Columns, Cotangent, pull_back
 from normalign.kernels.sampling import sampled_rows, seeded
 from normalign.kernels.sides import middle
 from normalign.kernels.solve import solve, solve_last
 from normalign.kernels.system import Solution, Solved, Solver, System
 
-__all__ = ["Iteration", "Machine", "iterate", "recursions"]
+__all__ = ["Iteration", "iterate", "recursions"]
 
 AGOP_SAMPLES = 20_000
 _SMALL_SQUARE = 1 << 20  # entries about which nobody is asked
-
-
-@dataclass(frozen=True)
-class Machine:
-    r"""A kernel expansion in a metric: what Algorithm 1 leaves behind.
-
-    .. math:: f(x) = b + \sum_j a_j \, \phi_M(x, x_j)
-
-    It computes in its own dtype, which is float64 where float32 did not do, whatever
-    the dtype of the rows that it is asked about.
-
-    Parameters
-    ----------
-    centers : Tensor of shape (m, d)
-    coef : Tensor of shape (m, k)
-    metric : Tensor of shape (d, d) or (d,)
-    kernel : Kernel
-    intercept : Tensor of shape (k,)
-    """
-
-    centers: Tensor
-    coef: Tensor
-    metric: Tensor
-    kernel: Kernel
-    intercept: Tensor
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Outputs at every row, ``(n, k)``, in the machine's dtype."""
-        require_table("Machine", "x", x, self.centers.shape[1])
-        x = x.to(self.coef.dtype)
-        with full_precision(x.device):
-            return self.intercept + self._columns.outputs(x)
-
-    def jacobian(self, x: Tensor) -> Tensor:
-        """Jacobians at every row, ``(n, k, d)``, in closed form."""
-        x = x.to(self.coef.dtype)
-        with full_precision(x.device):
-            return expansion_jacobian(
-                x, self.centers, self.coef, self.kernel, metric=self.metric
-            )
-
-    @torch.no_grad()
-    def pull_back(self, x: Tensor, cotangent: Cotangent) -> tuple[Tensor, Tensor]:
-        r"""Outputs and :math:`J_x^\top v(f(x))` at every row, without Jacobians.
-
-        Parameters
-        ----------
-        cotangent : callable
-            From the outputs of some rows, and a slice that says which rows, to the
-            gradient of a loss in these outputs.
-        """
-        x = x.to(self.coef.dtype)
-        with full_precision(x.device):
-            outputs, gradient = pull_back(
-                x,
-                self._columns,
-                lambda found, rows: cotangent(found + self.intercept, rows),
-            )
-        return outputs + self.intercept, gradient
-
-    @cached_property
-    def _columns(self) -> Columns:
-        return Columns.of(self.centers, self.coef, self.kernel, metric=self.metric)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The precision in which it computes."""
-        return self.coef.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-        return self.coef.device
-
-    def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> Machine:
-        """The same machine elsewhere, or in another precision."""
-        moved = {
-            name: getattr(self, name).to(device=device, dtype=dtype)
-            for name in ("centers", "coef", "metric", "intercept")
-        }
-        return replace(self, **moved)
 
 
 @dataclass(frozen=True)
@@ -297,79 +212,151 @@ def iterate(  # noqa: PLR0913, as above
     And who may have ``centred`` the table, so that its columns' medians are near zero.
     """
     started = time.perf_counter()
-    solver = solver or Solver(callee="recursions")
-    points = x if centred else x - middle(x)
-    if weights is None:
-        mass, total = x.new_ones(x.shape[0]), float(x.shape[0])
-        held = ridge if ridge <= torch.finfo(x.dtype).max else math.inf
-        ridges = x.new_full((x.shape[0],), held)
-    else:
-        mass, total = weights, float(weights.sum())
-        ridges = ridge / mass
-    intercept = (mass @ y) / total if center else y.new_zeros(y.shape[1])
-    targets = y - intercept if center else y
-    generator = generator or seeded()
+    solver, generator = solver or Solver(callee="recursions"), generator or seeded()
+    rows = _Rows.of(x, y, ridge, weights, center=center, centred=centred)
+
+    def done(index: int, system: System, solution: Solution) -> Iteration:
+        machine = Machine(
+            rows.x, solution.coef, cast(Tensor, system.metric), system.kernel,
+            rows.intercept,
+        )  # fmt: skip
+        seconds = time.perf_counter() - started
+        return Iteration(
+            index, machine, solution.solved, seconds, system, solution, rows.mass,
+            rows.y,
+        )  # fmt: skip
+
     simple = bandwidth_rule == "fixed" and not resampled
-    if not every and simple and _slopes_pay(points, y, kernel, agop_samples):
-        system = System(points, kernel, metric, ridges)
-        found = solve_last(system, targets, solver, n_iter=n_iter, weights=weights)
+    if not every and simple and _slopes_pay(rows, kernel, agop_samples):
+        system = rows.system(kernel, metric)
+        found = solve_last(system, rows.targets, solver, n_iter=n_iter, weights=weights)
         if found is not None:
             solution, metric = found
-            machine = Machine(x, solution.coef, metric, kernel, intercept)
-            yield Iteration(
-                n_iter, machine, solution.solved, time.perf_counter() - started,
-                system, solution, mass, y,
-            )  # fmt: skip
+            yield done(n_iter, replace(system, metric=metric), solution)
             return
     spare = None
     for index in range(n_iter + 1):
         at_hand = kernel
         if bandwidth_rule == "median":
-            middling = median_distance(
-                points, kernel, metric=metric, weights=weights, generator=generator
-            )
-            require(
-                1e-150 < kernel.bandwidth * middling < 1e150,
-                solver.callee, "rows", "on a scale near the bandwidth, with none "
-                "beside which all others are one",
-                f"a median distance of {middling:.1g}",
-                "Drop outliers, or scale the columns.",
-            )  # fmt: skip
-            at_hand = kernel.rescaled(middling)
-        system = System(points, at_hand, metric, ridges)
+            at_hand = _scaled(kernel, rows, metric, generator, solver.callee)
+        learns = index < n_iter
+        slopes = learns and not resampled and _slopes_pay(rows, at_hand, agop_samples)
+        system = rows.system(at_hand, metric)
         with full_precision(x.device):
-            wanted = index < n_iter and _slopes_pay(points, y, at_hand, agop_samples)
-            wanted = wanted and not resampled
-            solution = solve(system, targets, solver, spare=spare, slopes=wanted)
-        if solution.coef.dtype != x.dtype:
+            solution = solve(system, rows.targets, solver, spare=spare, slopes=slopes)
+        if solution.coef.dtype != rows.x.dtype:
             # float32 did not do: from here on everything is float64
-            x, y, points, mass, ridges, intercept, targets, metric = (
-                part.double()
-                for part in (x, y, points, mass, ridges, intercept, targets, metric)
-            )
-            weights = None if weights is None else weights.double()
-            system = System(points, at_hand, metric, ridges)
-        machine = Machine(x, solution.coef, metric, at_hand, intercept)
-        yield Iteration(
-            index, machine, solution.solved, time.perf_counter() - started, system,
-            solution, mass, y,
-        )  # fmt: skip
+            rows, metric = rows.double(), metric.double()
+            system = rows.system(at_hand, metric)
+        iteration = done(index, system, solution)
+        yield iteration
         spare = solution.spare  # its memory serves the next iteration
-        if index < n_iter:
+        if learns:
             with full_precision(x.device):
                 chosen = _sampled(len(x), agop_samples, resampled, generator)
-                following = None
-                if chosen is None and wanted:
-                    following = solution.next_metric(weights)
-                if following is None:
-                    update = _average(machine, system, weights, chosen, solver)
-                    following = learned(update, metric)
-                metric = following
+                metric = _next_metric(iteration, rows, chosen, slopes, solver)
+            if metric.dtype != rows.x.dtype:
+                rows, spare = rows.double(), None
 
 
-def _slopes_pay(points: Tensor, y: Tensor, kernel: Kernel, agop_samples: int) -> bool:
+@dataclass(frozen=True)
+class _Rows:
+    """A table and its targets as the recursion computes with them.
+
+    Parameters
+    ----------
+    x, y : Tensor of shape (n, d) and (n, k)
+        As they were given.
+    points, targets : Tensor
+        Centred.
+    intercept : Tensor of shape (k,)
+    weights : Tensor of shape (n,) or None
+    mass, ridges : Tensor of shape (n,)
+        The weights, or ones; what each adds to the kernel's diagonal.
+    """
+
+    x: Tensor
+    y: Tensor
+    points: Tensor
+    targets: Tensor
+    intercept: Tensor
+    weights: Tensor | None
+    mass: Tensor
+    ridges: Tensor
+
+    @classmethod
+    def of(
+        cls, x: Tensor, y: Tensor, ridge: float, weights: Tensor | None, *,
+        center: bool, centred: bool,
+    ) -> _Rows:  # fmt: skip
+        """Centre a table, unless it is ``centred``, and its targets, if asked to."""
+        n = len(x)
+        if weights is None:
+            held = ridge if ridge <= torch.finfo(x.dtype).max else math.inf
+            mass, total, ridges = x.new_ones(n), float(n), x.new_full((n,), held)
+        else:
+            mass, total, ridges = weights, float(weights.sum()), ridge / weights
+        intercept = (mass @ y) / total if center else y.new_zeros(y.shape[1])
+        return cls(
+            x, y,
+            points=x if centred else x - middle(x),
+            targets=y - intercept if center else y,
+            intercept=intercept, weights=weights, mass=mass, ridges=ridges,
+        )  # fmt: skip
+
+    def system(self, kernel: Kernel, metric: Tensor) -> System:
+        """Its linear system in a metric."""
+        return System(self.points, kernel, metric, self.ridges)
+
+    def double(self) -> _Rows:
+        """The same in float64."""
+        there = {name: part for name, part in vars(self).items() if part is not None}
+        return replace(self, **{name: part.double() for name, part in there.items()})
+
+
+def _scaled(
+    kernel: Kernel, rows: _Rows, metric: Tensor, generator: torch.Generator, callee: str
+) -> Kernel:
+    """The kernel with its bandwidth in median distances."""
+    median = median_distance(
+        rows.points, kernel, metric=metric, weights=rows.weights, generator=generator
+    )
+    require(
+        1e-150 < kernel.bandwidth * median < 1e150, callee, "rows",
+        "on a scale near the bandwidth, with none beside which all others are one",
+        f"a median distance of {median:.1g}", "Drop outliers, or scale the columns.",
+    )  # fmt: skip
+    return kernel.rescaled(median)
+
+
+def _next_metric(
+    iteration: Iteration,
+    rows: _Rows,
+    chosen: tuple[Tensor, Tensor] | None,
+    slopes: bool,
+    solver: Solver,
+) -> Tensor:
+    """What a machine learns; in float64, if squares of its gradients need that range.
+
+    The metric that it has, if there is nothing to learn: all coefficients are zero, or
+    gradients vanish beside them.
+    """
+    machine, found = iteration.machine, None
+    if chosen is None and slopes:
+        found = iteration._solution.next_metric(rows.weights)
+    if found is None:
+        found = _average(machine, iteration._system, rows.weights, chosen, solver)
+    if found is None and machine.dtype != torch.float64 and bool(machine.coef.any()):
+        fine = machine.to(dtype=torch.float64)
+        weights = rows.double().weights
+        system = iteration._system.to(torch.float64)
+        found = _average(fine, system, weights, chosen, solver)
+    return machine.metric if found is None else found
+
+
+def _slopes_pay(rows: _Rows, kernel: Kernel, agop_samples: int) -> bool:
     """Whether the update will want every slope between two rows, and no more."""
-    (n, d), k = points.shape, y.shape[1]
+    (n, d), k = rows.points.shape, rows.y.shape[1]
     return n <= agop_samples and cheaper_form(n, n, k, d, kernel) == "gradients"
 
 
@@ -393,8 +380,8 @@ def _average(
     weights: Tensor | None,
     chosen: tuple[Tensor, Tensor] | None,
     solver: Solver,
-) -> Tensor:
-    """The average gradient outer product at some rows, or at all."""
+) -> Tensor | None:
+    """The metric of the gradients at some rows, or at all; None if it has no trace."""
     rows, own, share = system.points, system.sides, weights
     if chosen is not None:
         places, counts = (part.to(rows.device) for part in chosen)
@@ -408,11 +395,12 @@ def _average(
         allowed = solver.memory_limit or available_bytes(rows.device)
         fits = 4 * n * m * rows.dtype.itemsize <= allowed
         form = "pairs" if fits else "gradients"
-    return centred_agop(
+    update = centred_agop(
         rows, system.points, machine.coef, machine.kernel, (own, system.sides),
         metric=machine.metric, weights=share, diagonal=machine.metric.ndim == 1,
         form=form,
     )  # fmt: skip
+    return learned(update)
 
 
 def _require_problem(

@@ -20,7 +20,7 @@ from normalign._checks import require
 from normalign.kernels.functions import Kernel
 from normalign.kernels.sides import Sides
 
-__all__ = ["Solution", "Solved", "Solver", "System"]
+__all__ = ["Solution", "Solved", "Solver", "System", "mean_squares"]
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,16 @@ class Solved:
     residual: float | None = None
     converged: bool = True
     caution: str = ""
+
+
+def mean_squares(y: Tensor, ridges: Tensor) -> Tensor:
+    """Mean square of each target, rows counting as their ridges say; never zero.
+
+    In float64, for squares of large and small targets.
+    """
+    share = (ridges.min() / ridges).double()
+    squares = (share @ y.double().square()) / share.sum()
+    return squares.clamp(min=torch.finfo(torch.float64).tiny)
 
 
 class Solution(Protocol):

@@ -15,6 +15,7 @@ from torch import Tensor
 from normalign.estimators.recipe import Recipe, Report
 from normalign.estimators.workers import shared_threads
 from normalign.kernels import Iteration, Machine, agop, normalised
+from normalign.kernels.metric import learned
 
 __all__ = ["CutJob", "PartJob", "SolvedPart", "cut_axes", "solve_part"]
 
@@ -90,8 +91,7 @@ def solve_part(job: PartJob) -> SolvedPart:
         outer = torch.zeros_like(machine.metric)
         if len(job.gradients_at):
             at = torch.tensor(job.gradients_at, device=outer.device)
-            shares = _like(outer, job.shares)
-            outer = shares.sum() * _gradient_outer(machine, machine.centers[at], shares)
+            outer = _summed(machine, at, job.shares)
         fitted, room = _without_a_unit(iteration, job)
         return SolvedPart(
             machine.coef.cpu().numpy(),
@@ -146,6 +146,16 @@ def cut_axes(job: CutJob) -> np.ndarray:
         metric = _gradient_outer(last.machine, last.machine.centers, weights)
         usable = bool(torch.isfinite(metric).all()) and bool(metric.any())
         return _axes(metric if usable else last.machine.metric, job.seed)
+
+
+def _summed(machine: Machine, at: Tensor, shares: np.ndarray) -> Tensor:
+    """Gradient outer products at some centers; in float64, if their squares need it."""
+    mass = _like(machine.coef, shares)
+    outer = mass.sum() * _gradient_outer(machine, machine.centers[at], mass)
+    single = machine.dtype != torch.float64
+    if single and learned(outer) is None and bool(machine.coef.any()):
+        return _summed(machine.to(dtype=torch.float64), at, shares)
+    return outer
 
 
 def _gradient_outer(machine: Machine, x: Tensor, weights: Tensor) -> Tensor:

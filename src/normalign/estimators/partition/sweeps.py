@@ -22,7 +22,8 @@ from normalign.estimators.partition.tree import Grown
 from normalign.estimators.problem import same_rows
 from normalign.estimators.recipe import Recipe, Report
 from normalign.estimators.workers import jobs_at_once, parallel
-from normalign.kernels import Kernel, initial_metric, median_distance, normalised
+from normalign.kernels import Kernel, initial_metric, median_distance
+from normalign.kernels.metric import learned
 
 __all__ = ["CutAxes", "Rows", "Sweeps", "Units"]
 
@@ -148,9 +149,11 @@ class Sweeps:
             parts.append(part)
             bar.update()
         self.precise = [part.coef.dtype == np.float64 for part in parts]
-        outer = recipe.tensor(np.sum([part.outer for part in parts], axis=0))
-        if bool(torch.isfinite(outer).all()) and bool(outer.any()):
-            self.metric = normalised(outer)
+        outer = learned(
+            torch.from_numpy(np.sum([part.outer for part in parts], axis=0))
+        )
+        if outer is not None:
+            self.metric = outer.to(self.metric)
         return self._collected(index, recipe, metric, parts)
 
     def _kernel(self) -> Kernel:

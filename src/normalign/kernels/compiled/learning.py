@@ -14,6 +14,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
 from normalign.kernels.compiled.compiling import also_python, compiled, remembered
 from normalign.kernels.compiled.products import (
@@ -28,7 +30,7 @@ from normalign.kernels.compiled.team import first_item, next_item, wait
 from normalign.kernels.compiled.tile import HEIGHT, lanes, width
 from normalign.kernels.compiled.vectors import everywhere, fused, read, write
 
-__all__ = ["learn", "learn_phases"]
+__all__ = ["is_usable", "learn", "learn_phases"]
 
 
 @also_python
@@ -37,11 +39,27 @@ def learn_phases(k: int, at_once: int) -> int:
     return 3 * ((k + at_once - 1) // at_once) + 1
 
 
+def is_usable(trace: Any) -> bool:
+    """Whether a sum of squares is a number with all its digits."""
+    return bool(np.finfo(trace.dtype).tiny / np.finfo(trace.dtype).eps < trace < np.inf)
+
+
+@overload(is_usable)
+def _is_usable(trace: Any) -> Any:
+    limits = np.finfo(np.float32 if trace == types.float32 else np.float64)
+    least = float(limits.tiny / limits.eps)
+
+    def implementation(trace: Any) -> bool:
+        return least < trace < np.inf
+
+    return implementation
+
+
 @remembered
 def learn(
     points: Any, images: Any, profile: int, answers: Any, weights: Any, slopes: Any,
     starts: Any, metric: Any, full: bool, d: int, k: int, at_once: int, rows_x: Any,
-    table: Any, sums: Any, gradients: Any, total: Any,
+    table: Any, sums: Any, gradients: Any, total: Any, status: Any,
     phase: int, members: int, flags: Any,
 ) -> None:  # fmt: skip
     r"""The next metric: the average gradient outer product, scaled to trace d.
@@ -50,7 +68,7 @@ def learn(
     ----------
     points, images, profile, answers, slopes, starts, metric, full
         As :func:`~normalign.kernels.compiled.machine.solve` had and left them; the
-        metric is overwritten, unless all gradients vanish.
+        metric is overwritten, if there is something to learn.
     weights : array of shape (n,)
         Roots of how often each row counts.
     at_once : int
@@ -62,6 +80,8 @@ def learn(
     gradients : n times ``at_once`` rows of whole strips, d columns
     total : d rows, up to a whole tile, of whole strips
         The sum of outer products; one row of squares, if the metric is diagonal.
+    status : array of three numbers
+        The third becomes the trace of that sum.
     """
     n, w, strips = len(weights), width(points), len(starts) - 1
     rows, blocks = (n + HEIGHT - 1) // HEIGHT * HEIGHT, (n + BLOCK - 1) // BLOCK
@@ -127,7 +147,7 @@ def learn(
 
     item = first_item(flags, phase, members)
     while item < 1:
-        _replace(metric, total, d, wide if full else 0)
+        status[2] = _replace(metric, total, d, wide if full else 0)
         item = next_item(flags, phase, members, item)
     wait(flags, phase, members, 1)
 
@@ -198,16 +218,17 @@ def _sum_squares(
 
 
 @compiled
-def _replace(metric: Any, table: Any, d: int, wide: int) -> None:
+def _replace(metric: Any, table: Any, d: int, wide: int) -> Any:
     """Overwrite a metric by a multiple of a table, made symmetric and of trace d.
 
-    Of a diagonal alone, if rows are no numbers wide.
+    Of a diagonal alone, if rows are no numbers wide. The trace of the table is
+    returned, and nothing happens if that is no usable number.
     """
     trace = metric.dtype.type(0)
     for p in range(d):
         trace += table[p * wide + p]
-    if not 0 < trace < np.inf:
-        return
+    if not is_usable(trace):
+        return trace
     scale = metric.dtype.type(d) / trace
     half = scale * metric.dtype.type(0.5)
     for i in range(d):
@@ -217,3 +238,4 @@ def _replace(metric: Any, table: Any, d: int, wide: int) -> None:
                 metric[i * wide + j] = metric[j * wide + i] = entry
         else:
             metric[i] = scale * table[i]
+    return trace

@@ -16,7 +16,7 @@ from normalign.kernels.compiled import LAPLACE
 from normalign.kernels.compiled.compiling import also_python, compiled, remembered
 from normalign.kernels.compiled.factor import back_substitute, blocks_of, factorise
 from normalign.kernels.compiled.factor import phases as factor_phases
-from normalign.kernels.compiled.learning import learn, learn_phases
+from normalign.kernels.compiled.learning import is_usable, learn, learn_phases
 from normalign.kernels.compiled.near import mend_near
 from normalign.kernels.compiled.products import BLOCK, multiply, multiply_strip
 from normalign.kernels.compiled.profiles import profile_row
@@ -42,8 +42,8 @@ def solve_phases(n: int) -> int:
 @remembered
 def solve(
     points: Any, metric: Any, full: bool, scale: float, noise: float, profile: int,
-    ridges: Any, targets: Any, images: Any, square: Any, slopes: Any, starts: Any,
-    aside: Any, answers: Any, status: Any, d: int, some: tuple[int, int],
+    ridges: Any, targets: Any, shares: Any, images: Any, square: Any, slopes: Any,
+    starts: Any, aside: Any, answers: Any, status: Any, d: int, some: tuple[int, int],
     phase: int, members: int, flags: Any,
 ) -> bool:  # fmt: skip
     r"""Fill the kernel matrix and its slopes, factorise, solve for all targets.
@@ -57,6 +57,8 @@ def solve(
     scale, noise : float
         One over the squared bandwidth; the share of rounding in squared norms.
     ridges, targets : arrays of shape (n,) and (n, k)
+    shares : array of shape (k,)
+        By which the squared coefficients of an output are judged.
     images : strips of d + 2 rows, up to a whole tile
         Room for the points through the metric.
     square, slopes : strips that begin at ``starts``
@@ -65,8 +67,9 @@ def solve(
         Room for a block of the factor.
     answers : groups of vectors, one for each row
         The coefficients: of every row as many as a vector has numbers, then the next.
-    status : array of two numbers
-        The smallest pivot, and the largest sum of squares of an output's coefficients.
+    status : array of three numbers
+        The smallest pivot, and the largest sum of squares of an output's coefficients,
+        times its share. The third is for :func:`~.learning.learn`.
     some : tuple of int
         Which blocks of the factor to make, of all before which it is made: with the
         first the matrix is filled, with the last the targets are solved for.
@@ -118,7 +121,7 @@ def solve(
 
     item = first_item(flags, phase, members)
     while item < 1:
-        _judge(square, starts, rows, n, answers, status)
+        _judge(square, starts, rows, n, answers, shares, status)
         item = next_item(flags, phase, members, item)
     return wait(flags, phase, members, 1)
 
@@ -190,7 +193,7 @@ def _complete(
 
 @compiled
 def _judge(
-    square: Any, starts: Any, rows: int, n: int, answers: Any, status: Any
+    square: Any, starts: Any, rows: int, n: int, answers: Any, shares: Any, status: Any
 ) -> None:
     """What tells whether a solution is to be trusted; NaN, if there is one."""
     w, count = width(square), lanes(square)
@@ -200,21 +203,22 @@ def _judge(
         smallest = pivot if not pivot >= smallest else smallest
     totals = np.empty(count, square.dtype)
     largest = square.dtype.type(0)
-    for start in range(0, len(answers), rows * count):
-        total = everywhere(square.dtype.type(0))
+    for group in range(len(answers) // (rows * count)):
+        total, start = everywhere(square.dtype.type(0)), group * rows * count
         for p in range(start, start + n * count, count):
             entry = read(answers, p)
             total = fused(entry, entry, total)
         write(totals, 0, total)
-        for q in range(count):
-            largest = totals[q] if not totals[q] <= largest else largest
+        for q in range(min(count, len(shares) - group * count)):
+            lost = totals[q] * shares[group * count + q]
+            largest = lost if not lost <= largest else largest
     status[0], status[1] = smallest * smallest, largest
 
 
 @remembered
 def recur(
     points: Any, metric: Any, full: bool, scale: float, noise: float, profile: int,
-    ridges: Any, targets: Any, weights: Any, images: Any, square: Any,
+    ridges: Any, targets: Any, shares: Any, weights: Any, images: Any, square: Any,
     slopes: Any, starts: Any, aside: Any, answers: Any,
     rows_x: Any, table: Any, sums: Any, gradients: Any, total: Any,
     status: Any, least: float, most: float, d: int, at_once: int,
@@ -222,14 +226,15 @@ def recur(
 ) -> bool:  # fmt: skip
     """Solve and learn by turns, as often as ``status`` has rows, and solve at the end.
 
-    ``least`` is the smallest pivot and ``most`` the largest sum of squares that are
-    trusted. False, and an arbitrary state, as soon as one is not.
+    ``least`` is the smallest pivot and ``most`` the largest sum of squares, times its
+    share, that are trusted. False, and an arbitrary state, as soon as one is not, or
+    gradients of a solution that is not zero have no squares in this precision.
     """
     n, k = targets.shape
     for index in range(len(status)):
         if not solve(
-            points, metric, full, scale, noise, profile, ridges, targets, images,
-            square, slopes, starts, aside, answers, status[index], d,
+            points, metric, full, scale, noise, profile, ridges, targets, shares,
+            images, square, slopes, starts, aside, answers, status[index], d,
             (0, blocks_of(n)), phase, members, flags,
         ):  # fmt: skip
             return False
@@ -240,7 +245,9 @@ def recur(
             learn(
                 points, images, profile, answers, weights, slopes, starts, metric,
                 full, d, k, at_once, rows_x, table, sums, gradients, total,
-                phase, members, flags,
+                status[index], phase, members, flags,
             )  # fmt: skip
             phase += learn_phases(k, at_once)
+            if status[index, 1] > 0 and not is_usable(status[index, 2]):
+                return False
     return True

@@ -16,12 +16,12 @@ from normalign.kernels.compiled.factor import (
     forward_substitute,
     rows_at_once,
 )
-from normalign.kernels.compiled.learning import learn, learn_phases
+from normalign.kernels.compiled.learning import is_usable, learn, learn_phases
 from normalign.kernels.compiled.machine import recur, solve, solve_phases
 from normalign.kernels.compiled.memory import Memory
 from normalign.kernels.compiled.team import team_size, together
 from normalign.kernels.functions import Kernel
-from normalign.kernels.system import Solved
+from normalign.kernels.system import Solved, mean_squares
 
 __all__ = ["CompiledSolution", "Problem", "last_of", "solved"]
 
@@ -66,6 +66,8 @@ class Problem:
         self.scale = 1 / kernel.bandwidth**2
         self.noise = np.finfo(self.dtype).eps * (4 + math.sqrt(self.d))
         self.ridges, self.targets = _array(ridges), _array(y)
+        with np.errstate(over="ignore"):  # to infinity, which is never trusted
+            self.shares = (1 / mean_squares(y, ridges).numpy()).astype(self.dtype)
 
     def number(self, value: float) -> Any:
         """A number in the precision of the points; infinity, if it is beyond that.
@@ -112,22 +114,27 @@ class CompiledSolution:
         self.pivot = pivot
         self._problem, self._answers = problem, answers
 
-    def next_metric(self, weights: Tensor | None) -> Tensor:
-        """The metric that the machine learns; the present one if gradients vanish."""
+    def next_metric(self, weights: Tensor | None) -> Tensor | None:
+        """The metric that the machine learns; the present one, if that is nothing.
+
+        None if gradients have no squares in this precision.
+        """
         problem, memory, answers = self._problem, self._problem.memory, self._answers
         metric, roots = problem.metric(), problem.roots(weights)
+        status = np.zeros(3, problem.dtype)
         # before the members ask for them
         sums, at_once = memory.sums(problem.full), memory.layout.at_once
         together(
             lambda members, flags: learn(
                 memory.points, memory.images, problem.profile, answers, roots,
                 memory.slopes, memory.starts, metric, problem.full, problem.d,
-                problem.k, at_once, *sums, 0, members, flags,
+                problem.k, at_once, *sums, status, 0, members, flags,
             ),
             memory.members,
             learn_phases(problem.k, at_once),
         )  # fmt: skip
-        return problem.table(metric)
+        lost = not is_usable(status[2]) and bool(self.coef.any())
+        return None if lost else problem.table(metric)
 
     def inverse_diagonal(self, rows: Tensor) -> Tensor:
         r"""Entries of the diagonal of the inverse.
@@ -168,15 +175,15 @@ class CompiledSolution:
 def solved(problem: Problem) -> CompiledSolution:
     """Solve a system on a processor."""
     memory, metric, n = problem.memory, problem.metric(), len(problem.ridges)
-    answers, status = memory.answers(), np.empty(2, problem.dtype)
+    answers, status = memory.answers(), np.empty(3, problem.dtype)
     scale, noise = problem.number(problem.scale), problem.number(problem.noise)
     for some in _calls(n):
         definite = together(
             lambda members, flags, some=some: solve(
                 memory.points, metric, problem.full, scale, noise, problem.profile,
-                problem.ridges, problem.targets, memory.images, memory.square,
-                memory.slopes, memory.starts, memory.aside, answers, status, problem.d,
-                some, 0, members, flags,
+                problem.ridges, problem.targets, problem.shares, memory.images,
+                memory.square, memory.slopes, memory.starts, memory.aside, answers,
+                status, problem.d, some, 0, members, flags,
             ),
             memory.members,
             solve_phases(n),
@@ -209,8 +216,8 @@ def last_of(
     n_iter : int
         Updates of the metric.
     least, most : float
-        The smallest pivot, and the largest sum of squared coefficients of an output,
-        that are trusted.
+        The smallest pivot, and the largest sum of squared coefficients of an output
+        over the mean square of its targets, that are trusted.
 
     Returns
     -------
@@ -219,16 +226,16 @@ def last_of(
         one.
     """
     memory, dtype, n = problem.memory, problem.dtype, len(problem.ridges)
-    answers, status = memory.answers(), np.empty((n_iter + 1, 2), dtype)
+    answers, status = memory.answers(), np.empty((n_iter + 1, 3), dtype)
     metric, roots = problem.metric(), problem.roots(weights)
     scale, noise = problem.number(problem.scale), problem.number(problem.noise)
     sums, at_once = memory.sums(problem.full), memory.layout.at_once
     fine = together(
         lambda members, flags: recur(
             memory.points, metric, problem.full, scale, noise,
-            problem.profile, problem.ridges, problem.targets, roots, memory.images,
-            memory.square, memory.slopes, memory.starts, memory.aside, answers, *sums,
-            status, least, most, problem.d, at_once, 0, members, flags,
+            problem.profile, problem.ridges, problem.targets, problem.shares, roots,
+            memory.images, memory.square, memory.slopes, memory.starts, memory.aside,
+            answers, *sums, status, least, most, problem.d, at_once, 0, members, flags,
         ),
         memory.members,
         (n_iter + 1) * (solve_phases(n) + learn_phases(problem.k, at_once)),
