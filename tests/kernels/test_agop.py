@@ -5,7 +5,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normalign.kernels import Gaussian, Laplace, agop, expansion_jacobian, gradients
+from normalign.kernels import (
+    Gaussian,
+    Laplace,
+    ProductLaplace,
+    agop,
+    expansion_jacobian,
+    gradients,
+)
 from normalign.kernels import tiles as tiles_module
 from normalign.kernels.agop import cheaper_form
 from tests.kernels.cases import DOUBLE, KERNELS, METRICS, metric, points
@@ -78,9 +85,13 @@ def test_weights_are_repetitions():
 
 
 def test_shapes_decide_which_sum_is_taken():
-    assert cheaper_form(2000, 2000, 2, 20, Laplace()) == "gradients"
-    assert cheaper_form(2000, 2000, 100, 60, Laplace()) == "pairs"
-    assert cheaper_form(2000, 2000, 100, 60, KERNELS[-1]) == "gradients"
+    few, many = torch.empty(2000, 2), torch.empty(2000, 100)
+    assert cheaper_form(few, 2000, 20, Laplace()) == "gradients"
+    assert cheaper_form(many, 2000, 60, Laplace()) == "pairs"
+    assert cheaper_form(many, 2000, 60, KERNELS[-1]) == "gradients"
+    # a Gaussian's coefficients cancel
+    assert cheaper_form(many, 2000, 60, Gaussian()) == "gradients"
+    assert cheaper_form(many.double(), 2000, 60, Gaussian()) == "pairs"
 
 
 def test_an_unknown_form_is_refused():
@@ -102,3 +113,28 @@ def test_arguments_that_do_not_fit_are_refused(changes, said):
     arguments = {"x": x, "centers": x, "coef": x, "kernel": Laplace()} | changes
     with pytest.raises(ValueError, match=said):
         agop(**arguments)
+
+
+@pytest.mark.parametrize("form", ["gradients", "pairs"])
+@pytest.mark.parametrize("distance", [1e-3, 1e-5, 1e-7])
+def test_rows_near_a_center_keep_their_digits(form, distance):
+    x, coef = points(40, 3), points(40, 2, seed=2)
+    x[20:30] = x[:10] + distance * points(10, 3, seed=3)
+    found = agop(x, x, coef, Laplace(3.0), metric=torch.eye(3).double(), form=form)
+    apart = x[None] - x[:, None]
+    lengths = apart.norm(dim=2) / 3.0
+    slopes = torch.where(lengths > 0, torch.exp(-lengths) / lengths, 0.0)
+    exact = torch.einsum("ij,jk,ijd->ikd", slopes, coef, apart) / 9.0
+    wanted = torch.einsum("ikd,ike->de", exact, exact) / len(x)
+    # a rounding over the distance
+    torch.testing.assert_close(found, wanted, rtol=1e-7, atol=0)
+
+
+def test_an_axis_that_is_rounding_has_no_sign():
+    x, coef = points(30, 4), points(30, 1, seed=1)
+    x[:, 2] = 0.0
+    seen = metric("full", 4)
+    seen[2, :], seen[:, 2] = 0.0, 0.0
+    seen[2, 2] = 0.3
+    found = agop(x, x, coef, ProductLaplace(2.0), metric=seen)
+    assert found[2].abs().max() < 1e-13 * found.abs().max()

@@ -46,6 +46,30 @@ def test_coefficients_too_large_for_float32_are_noticed_or_told():
     assert solve(easy, y, Solver()).solved.dtype == torch.float32
 
 
+def test_a_large_target_does_not_hide_what_another_has_lost():
+    problem = system(n=600, d=2, ridge=1e-4, dtype=torch.float32, kernel=Gaussian(3.0))
+    smooth = 1e6 * problem.points.sum(1, keepdim=True)
+    rough = points(600, 1, seed=3, dtype=torch.float32)
+    found = solve(problem, torch.cat([smooth, rough], 1), Solver())
+    assert found.coef.dtype == DOUBLE
+
+
+def test_rows_of_next_to_no_weight_do_not_hide_what_others_have_lost():
+    problem = system(n=600, d=2, ridge=1e-4, dtype=torch.float32, kernel=Gaussian(3.0))
+    y = points(600, 1, seed=3, dtype=torch.float32)
+    problem.ridges[:30] = 1e5  # of weight 1e-9
+    y[:30] = 1e4
+    assert solve(problem, y, Solver()).coef.dtype == DOUBLE
+
+
+def test_digits_that_float64_has_lost_are_told():
+    problem = system(n=60, d=2, ridge=1e-13, kernel=Gaussian(3.0))
+    found = solve(problem, points(60, 1, seed=3), Solver())
+    assert "rounding in float64 moves outputs by about" in found.solved.caution
+    fine = system(n=60, d=2, ridge=1e-6, kernel=Gaussian(3.0))
+    assert solve(fine, points(60, 1, seed=3), Solver()).solved.caution == ""
+
+
 def test_where_float64_does_not_fit_or_fails_a_jitter_is_added_and_told():
     problem = near_duplicates(torch.float32)
     needed = direct_bytes(90, dtype=torch.float32, device=problem.points.device)

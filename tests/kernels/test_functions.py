@@ -12,7 +12,6 @@ from normalign.kernels import (
     Laplace,
     ProductLaplace,
     kernel_matrix,
-    median_distance,
 )
 from tests.kernels.cases import DOUBLE, KERNELS, METRICS, metric, naive_kernel, points
 
@@ -105,51 +104,6 @@ def test_shapes_that_do_not_fit_are_refused_by_name():
         kernel_matrix(x.clone().requires_grad_(), x, Laplace())
     with pytest.raises(TypeError, match="bandwidth must be a number"):
         Laplace("wide")
-
-
-@pytest.mark.parametrize("kernel", KERNELS, ids=ids)
-def test_the_median_distance_is_the_median_of_all_pairs(kernel):
-    x = points(9, 3)
-    seen = metric("full", 3)
-    gaps = (x[:, None] - x[None])[torch.triu_indices(9, 9, 1).unbind()]
-    if "Product" in repr(kernel):
-        spectrum, axes = torch.linalg.eigh(seen)
-        gaps = gaps @ (axes * spectrum.sqrt()) @ axes.T
-        lengths = gaps.abs().sum(1)
-    else:
-        lengths = ((gaps @ seen) * gaps).sum(1).sqrt()
-    found = median_distance(x, kernel, metric=seen)
-    assert found == pytest.approx(float(lengths.median()), rel=1e-12)
-
-
-def test_weights_of_the_median_are_repetitions():
-    x = points(8, 3)
-    weights = torch.tensor([1, 2, 3, 1, 1, 4, 1, 2], dtype=DOUBLE)
-    repeated = x.repeat_interleave(weights.long(), dim=0)
-    found = median_distance(x, Laplace(), weights=weights)
-    assert found == pytest.approx(median_distance(repeated, Laplace()), rel=1e-12)
-
-
-def test_huge_weights_do_not_overflow_the_median():
-    x = points(60, 3, dtype=torch.float32)
-    found = median_distance(x, Laplace(), weights=torch.full((60,), 1e30))
-    assert found == median_distance(x, Laplace())
-
-
-def test_points_that_coincide_have_median_one():
-    assert median_distance(torch.ones(4, 2), Laplace()) == 1.0
-
-
-def test_the_median_of_many_rows_is_that_of_a_seeded_sample():
-    x = points(300, 2)
-    first, again = (
-        median_distance(
-            x, Laplace(), sample=50, generator=torch.Generator().manual_seed(3)
-        )
-        for _ in range(2)
-    )
-    assert first == again
-    assert first == pytest.approx(median_distance(x, Laplace()), rel=0.3)
 
 
 @pytest.mark.parametrize("d", [1, 9, 11, 40])

@@ -293,3 +293,84 @@ def test_a_resampled_update_draws_no_more_rows_than_are_wanted(monkeypatch):
     list(recursions(x, y, n_iter=2, resampled=True, agop_samples=20, **settings))
     list(recursions(x, y, n_iter=1, resampled=True, agop_samples=900, **settings))
     assert counted == [20, 20, 50]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "settings"),
+    [
+        (Laplace(10.0, exponent=1.9), {}),
+        (Laplace(10.0), {"solver": Solver("cg")}),
+        (Laplace(10.0, exponent=1.5), {"agop_samples": 200}),
+    ],
+    ids=["exponent", "cg", "sampled"],
+)
+def test_a_wide_table_is_learned_alike_in_both_precisions(kernel, settings):
+    x, at = points(400, 150), points(100, 150, seed=1)
+    y = torch.sin(x[:, :1]) + 0.3 * points(400, 1, seed=2)
+    outputs = []
+    for dtype in (torch.float32, DOUBLE):
+        start = initial_metric(x.to(dtype), identity_weight=0.0)
+        *_, last = fitted(
+            x.to(dtype), y.to(dtype), kernel=kernel, ridge=0.1, metric=start, n_iter=2,
+            **settings,
+        )  # fmt: skip
+        outputs.append(last.machine(at.to(dtype)).double())
+    # a metric nearly of rank one, from both sides of a sum, made it 2e-3 and more
+    assert (outputs[0] - outputs[1]).abs().max() < 1e-3 * y.std()
+
+
+@pytest.mark.parametrize("every", [True, False])
+@pytest.mark.parametrize("distance", [1e-3, 1e-5, 1e-6])
+def test_rows_near_each_other_are_learned_from_as_the_formula_says(distance, every):
+    x, y = points(80, 3), points(80, 1, seed=1)
+    x[60:] = x[:20] + distance * points(20, 3, seed=2)
+    *_, last = fitted(x, y, n_iter=1, ridge=0.1, every=every)
+    apart = x[None] - x[:, None]
+    lengths = apart.norm(dim=2) / 10
+    coef = torch.linalg.solve(torch.exp(-lengths) + 0.1 * torch.eye(80), y)
+    slopes = torch.where(lengths > 0, torch.exp(-lengths) / lengths, 0.0)
+    gradients = torch.einsum("ij,jk,ijd->ikd", slopes, coef, apart)
+    wanted = torch.einsum("ikd,ike->de", gradients, gradients)
+    wanted *= 3 / wanted.trace()
+    torch.testing.assert_close(last.machine.metric, wanted, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("every", [True, False])
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e18, 1e30])
+def test_targets_of_any_size_teach_the_same_metric(size, every):
+    x, y = points(60, 3).float(), torch.sin(2 * points(60, 3)[:, :1]).float()
+    *_, plain = fitted(x, y, n_iter=2)
+    *_, last = fitted(x, y * size, n_iter=2, every=every)
+    torch.testing.assert_close(
+        last.machine.metric.float(), plain.machine.metric, rtol=0, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("kernel", [Laplace(0.4), Gaussian(2.0)], ids=repr)
+@pytest.mark.parametrize("every", [True, False])
+def test_gradients_too_small_to_be_squared_in_float32_are_learned_from(kernel, every):
+    x = points(300, 300)
+    settings = {"kernel": kernel, "n_iter": 1, "every": every}
+    *_, exact = fitted(x, x[:, :1], **settings)
+    *_, last = fitted(x.float(), x[:, :1].float(), **settings)
+    changed = (exact.machine.metric - torch.eye(300).double()).abs().max()
+    assert changed > 0.3  # something was learned
+    assert last.machine.dtype == DOUBLE
+    torch.testing.assert_close(
+        last.machine.metric, exact.machine.metric, rtol=1e-3, atol=1e-3
+    )
+
+
+def test_a_default_device_has_no_part_in_a_sample_of_rows():
+    x, y = points(40, 2), points(40, 1, seed=1)
+    settings = {"n_iter": 1, "metric": torch.eye(2).double(), "agop_samples": 10}
+    for resampled in (False, True):
+        *_, wanted = fitted(x, y, resampled=resampled, **settings)
+        with torch.device("meta"):
+            *_, found = fitted(x, y, resampled=resampled, **settings)
+        assert torch.equal(found.machine.metric, wanted.machine.metric)
+
+
+def test_an_iteration_is_shown_without_its_tables():
+    (only,) = fitted(points(5, 2), points(5, 1), n_iter=0)
+    assert "_system" not in repr(only)

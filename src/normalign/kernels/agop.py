@@ -28,13 +28,13 @@ from torch import Tensor
 
 from normalign._checks import complaint, require
 from normalign.kernels.arguments import require_expansion
-from normalign.kernels.functions import Kernel, Radial
+from normalign.kernels.functions import Kernel, Laplace, Radial
 from normalign.kernels.gradients import (
     outputs_at_once,
     pulled_back,
     raw_gradients,
 )
-from normalign.kernels.sides import Sides, middle
+from normalign.kernels.sides import NEAR, Sides, middle
 from normalign.kernels.tiles import spans, tile_shape
 
 __all__ = [
@@ -46,6 +46,8 @@ __all__ = [
 ]
 
 Form = Literal["auto", "gradients", "pairs"]
+
+_NEAR = 10  # times what is near for a distance is near for a sum over pairs
 
 
 def agop(
@@ -130,8 +132,7 @@ def centred_agop(
 ) -> Tensor:
     """The same for callers that have centred their points and have the sides."""
     if form == "auto":
-        shape = len(x), len(centers), coef.shape[1], x.shape[1]
-        form = cheaper_form(*shape, kernel)
+        form = cheaper_form(coef, *x.shape, kernel)
     mass = len(x) if weights is None else weights.sum()
     x, centers = (through_full(part, kernel, metric) for part in (x, centers))
     if form == "pairs":
@@ -151,12 +152,18 @@ def centred_agop(
     return (whole.diagonal() if diagonal and whole.ndim == 2 else whole) / mass
 
 
-def cheaper_form(n: int, m: int, k: int, d: int, kernel: Kernel) -> Form:
-    """Which of the two sums takes fewer operations."""
+def cheaper_form(coef: Tensor, n: int, d: int, kernel: Kernel) -> Form:
+    """Which of the two sums takes fewer operations, at ``n`` rows of ``d`` columns.
+
+    Large coefficients that cancel, which a Gaussian often has, leave no digits of a sum
+    over pairs in single precision.
+    """
+    m, k = coef.shape
     by_gradients = 2 * n * m * k * (d + 1)
     by_pairs = n * m * m + 4 * n * m * (k + d)
-    known = isinstance(kernel, Radial)
-    return "pairs" if known and by_pairs < by_gradients else "gradients"
+    exact = isinstance(kernel, Radial) and coef.dtype == torch.float64
+    usable = exact or isinstance(kernel, Laplace)
+    return "pairs" if usable and by_pairs < by_gradients else "gradients"
 
 
 def through_full(points: Tensor, kernel: Kernel, metric: Tensor | None) -> Tensor:
@@ -232,6 +239,22 @@ def _by_pairs(
     weights: Tensor | None,
 ) -> Tensor:
     slopes = _slope_matrix(kernel, *sides)
+    # The sum is one of large terms that cancel where a row is near a center; there it
+    # is taken by gradients.
+    squares = sides[0].left[:, x.shape[1]]
+    near = slopes.amax(1) * (2 * _NEAR * NEAR[x.dtype] * squares).sqrt() > 1
+    if not bool(near.any()):
+        return _paired(x, centers, coef, slopes, weights)
+    far = ~near
+    some = _gradients(x[near], centers, coef, kernel, (sides[0][near], sides[1]), None)
+    mass = (None, None) if weights is None else (weights[near], weights[far])
+    total = sum_of_squares(some, torch.zeros_like(x[0]), mass[0], False)
+    return total + _paired(x[far], centers, coef, slopes[far], mass[1])
+
+
+def _paired(
+    x: Tensor, centers: Tensor, coef: Tensor, slopes: Tensor, weights: Tensor | None
+) -> Tensor:
     if weights is not None:
         slopes.mul_(weights.sqrt()[:, None])
     sums = slopes @ coef

@@ -356,8 +356,9 @@ def _next_metric(
 
 def _slopes_pay(rows: _Rows, kernel: Kernel, agop_samples: int) -> bool:
     """Whether the update will want every slope between two rows, and no more."""
-    (n, d), k = rows.points.shape, rows.y.shape[1]
-    return n <= agop_samples and cheaper_form(n, n, k, d, kernel) == "gradients"
+    n, d = rows.points.shape
+    form = cheaper_form(rows.targets, n, d, kernel)
+    return n <= agop_samples and form == "gradients"
 
 
 def _sampled(
@@ -388,8 +389,8 @@ def _average(
         rows, own = rows[places], own[places]
         share = counts.to(rows.dtype)
         share = share if weights is None else share * weights[places]
-    (n, d), (m, k) = rows.shape, machine.coef.shape
-    form = cheaper_form(n, m, k, d, machine.kernel)
+    (n, d), m = rows.shape, len(machine.coef)
+    form = cheaper_form(machine.coef, n, d, machine.kernel)
     if form == "pairs" and n * m > _SMALL_SQUARE:
         # It wants a square beside the solver's triangle.
         allowed = solver.memory_limit or available_bytes(rows.device)

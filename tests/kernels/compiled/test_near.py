@@ -1,0 +1,64 @@
+"""What compiled code and tensors make of near points is the same."""
+
+import numpy as np
+import pytest
+import torch
+
+from normalign.kernels import Laplace
+from tests.kernels.cases import metric, points
+
+pytest.importorskip("numba")
+
+from normalign.kernels.compiled.expansion import sums_of_sides
+from normalign.kernels.compiled.layout import in_strips, whole
+from normalign.kernels.compiled.near import mend_near
+from normalign.kernels.compiled.tile import columns
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 7, 40, 90])
+def test_a_strip_is_mended_as_a_tile_is(dtype, n):
+    x = points(n, 5).to(dtype)
+    x[n // 2 :] = x[: n - n // 2] + 1e-4 * points(n - n // 2, 5, seed=1).to(dtype)
+    kernel = Laplace(2.0)
+    sides = kernel.sides(x, metric("full", 5).to(dtype))
+    wanted = kernel._squared_(sides, sides, x.new_empty(n, n))
+    w = columns(dtype.itemsize)
+    span = whole(n, w)
+
+    def strips(table):
+        padded = np.zeros((7, span), table.numpy().dtype)
+        padded[:, :n] = table.numpy().T
+        return in_strips(padded, w)
+
+    images, own = strips(sides.left), strips(sides.right)
+    found = np.zeros((n, span), images.dtype)
+    found[:, :n] = (sides.left @ sides.right.T).numpy()
+    for strip in range(span // w):
+        part = np.ascontiguousarray(found[:, strip * w : (strip + 1) * w]).reshape(-1)
+        mend_near(images, own, own, images, 7, 5, part, 0, (0, n), strip)
+        found[:, strip * w : (strip + 1) * w] = part.reshape(n, w)
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(
+        torch.from_numpy(found[:, :n]), wanted, rtol=1e4 * eps, atol=0
+    )
+
+
+@pytest.mark.parametrize("slopes", [False, True])
+def test_sums_at_points_near_centers_keep_their_digits(slopes):
+    x, table = points(50, 3), points(60, 2, seed=2)
+    z = points(60, 3, seed=1)
+    z[:50] = x + 1e-6 * points(50, 3, seed=3)
+    kernel, seen = Laplace(2.0), metric("full", 3)
+    rows, others = kernel.sides(x, seen), kernel.sides(z, seen)
+    found = torch.cat(
+        [
+            sums.clone()
+            for _, sums in sums_of_sides(rows, others, table, kernel, slopes=slopes)
+        ]
+    )
+    apart = x[:, None] - z
+    lengths = ((apart @ seen) * apart).sum(2).sqrt() / 2.0
+    values = torch.exp(-lengths)
+    wanted = (values / lengths if slopes else values) @ table
+    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-8)
