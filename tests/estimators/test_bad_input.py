@@ -15,6 +15,7 @@ from normalign.estimators import (
     RFMClassifier,
     RFMRegressor,
 )
+from normalign.kernels import direct
 from tests.estimators.samples import (
     CLASSIFIERS,
     ESTIMATORS,
@@ -548,9 +549,20 @@ def test_extreme_parameters_give_finite_answers_or_an_error_of_the_house(
 
 
 @pytest.mark.parametrize("size", [None, 20])
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_what_no_solver_can_help_is_told_in_the_name_of_whom_was_called(size):
-    x = np.random.default_rng(0).normal(size=(60, 4))
-    x[30:] += 3e7  # beside which all distances are rounding
+def test_what_no_solver_can_help_is_told_in_the_name_of_whom_was_called(
+    size, monkeypatch
+):
+    # no table is known for which it takes more than a jitter
+    monkeypatch.setattr(direct, "_factorise", lambda *matrix, **jitter: False)
+    machine = RFMRegressor(n_iter=0, exponent=1.5, max_leaf_size=size)
     with pytest.raises(ValueError, match=r"^RFMRegressor: rows must be finite, with"):
-        RFMRegressor(n_iter=0, max_leaf_size=size).fit(x, x[:, 0])
+        machine.fit(X, NUMBERS)
+
+
+@pytest.mark.parametrize("far", [3e7, 3e15])
+@pytest.mark.filterwarnings("ignore:.*bandwidths apart")
+def test_groups_of_rows_however_far_apart_are_fitted(far):
+    x = np.random.default_rng(0).normal(size=(60, 4))
+    y = np.sin(x[:, 0])
+    x[30:] += far
+    assert RFMRegressor(n_iter=0).fit(x, y).score(x[:30], y[:30]) > 0.9

@@ -332,6 +332,7 @@ def wide_table(kind, n=1200):
     return table, y
 
 
+@pytest.mark.filterwarnings("ignore:.*bandwidths apart")
 @pytest.mark.parametrize("kind", ["outlier", "clusters"])
 def test_a_table_that_float32_would_blur_is_fitted_in_float64(kind):
     table, y = wide_table(kind)
@@ -342,17 +343,25 @@ def test_a_table_that_float32_would_blur_is_fitted_in_float64(kind):
     metric, coef = transcription.rfm(x, targets - shift, n_iter=1, exact=True)[-1]
     held = torch.as_tensor(table[1100:])
     wanted = transcription.outputs(held, x, coef, metric, exact=True) + shift
-    # squares of 300 in float64 leave 1e-10 of a distance, the outlier's stay its own
     np.testing.assert_allclose(machine.predict(held), wanted[:, 0], atol=1e-5)
 
 
 def test_float32_by_force_warns_where_it_blurs_the_table():
-    table, y = wide_table("clusters", n=200)
+    table, y = wide_table("outlier", n=200)
     with pytest.warns(UserWarning, match='RFMRegressor: .*Set dtype="float64", or sc'):
         RFMRegressor(dtype="float32", n_iter=0).fit(table, y)
     RFMRegressor(dtype="float64", n_iter=0).fit(table, y)
-    product = RFMRegressor(dtype="float32", n_iter=0, kernel="product_laplace")
-    product.fit(table, y)  # which takes no squares
+
+
+@pytest.mark.parametrize(
+    "settings", [{"exponent": 0.5}, {"kernel": "product_laplace", "n_iter": 1}]
+)
+def test_kernels_steeper_than_a_laplace_kernel_are_computed_in_float64(settings):
+    x = np.linspace(0, 1, 1100)[:, None]
+    machine = RFMRegressor(**{"n_iter": 0, **settings}).fit(x, np.sin(12 * x[:, 0]))
+    assert machine.dtype_ == "float64"
+    plain = RFMRegressor(n_iter=0).fit(x, np.sin(12 * x[:, 0]))
+    assert plain.dtype_ == "float32"
 
 
 def test_where_single_precision_does_not_do_the_machine_is_in_double():

@@ -260,7 +260,7 @@ def test_no_class_is_said_to_be_missing_where_none_is(scoring, error, columns):
 )
 def test_what_a_machine_does_not_have_for_a_scorer_is_said_in_the_house_form(scoring):
     machine = RFAMRegressorCV(**SMALL, cv=2, scoring=scoring)
-    words = "^RFAMRegressorCV: scoring must .*one that says: '?RFAMRegressorCV'? .* att"
+    words = "^RFAMRegressorCV: scoring must .*one that says: '?RFAMRegressor'? .* att"
     with pytest.raises(ValueError, match=words):
         machine.fit(X, NUMBERS)
 

@@ -55,11 +55,12 @@ def test_of_equal_iterations_the_first_is_kept():
 
 def test_rows_are_left_out_of_the_machine_that_is_kept():
     asked = np.array([3, 40])
-    rows, outputs = fit_whole(RECIPE, X, Y, asked=asked).left_out
-    np.testing.assert_array_equal(rows, asked)
+    outputs, targets, weights = fit_whole(RECIPE, X, Y, asked=asked).left_out
+    np.testing.assert_array_equal(targets, Y[asked])
+    assert weights is None
     kept = np.arange(len(X)) != 3
     first = dataclasses.replace(RECIPE, n_iter=0)
-    _, without = fit_whole(first, X, Y, asked=asked).left_out
+    without, *_ = fit_whole(first, X, Y, asked=asked).left_out
     machine = fit_whole(first, X[kept], Y[kept])
     distances = np.linalg.norm(X[3] - X[kept], axis=1)
     np.testing.assert_allclose(without[0], np.exp(-distances / 5) @ machine.coef)
@@ -70,9 +71,10 @@ def test_conjugate_gradients_leave_out_fewer_rows():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 3))
     recipe = dataclasses.replace(RECIPE, solver=Solver("cg"), n_iter=0)
-    rows, outputs = fit_whole(recipe, x, x[:, :1], asked=np.arange(200)).left_out
-    assert len(rows) == len(outputs) == 64
-    _, exact = fit_whole(
+    outputs, targets, _ = fit_whole(recipe, x, x[:, :1], asked=np.arange(200)).left_out
+    assert len(outputs) == len(targets) == 64
+    rows = np.flatnonzero(np.isin(x[:, 0], targets))
+    exact, *_ = fit_whole(
         dataclasses.replace(RECIPE, n_iter=0), x, x[:, :1], asked=rows
     ).left_out
     np.testing.assert_allclose(outputs, exact, atol=1e-3)

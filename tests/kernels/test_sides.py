@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normalign.kernels import Gaussian, Laplace
+from normalign.kernels import Laplace
 from normalign.kernels.sides import NEAR, mend_near_
 from tests.kernels.cases import metric, points
 
@@ -58,14 +58,6 @@ def test_a_tile_is_mended_in_pieces(monkeypatch):
     monkeypatch.setattr("normalign.kernels.sides._COORDINATES", 9)
     pieces = mend_near_(rows.left @ columns.right.T, rows, columns)
     assert torch.equal(whole, pieces)
-
-
-def test_a_smooth_kernel_is_left_alone():
-    x = points(20, 3)
-    kernel = Gaussian(2.0)
-    sides = kernel.sides(x, None)
-    found = kernel._squared_(sides, sides, x.new_empty(20, 20))
-    assert torch.equal(found, sides.left @ sides.right.T)
 
 
 def test_sides_can_be_cut():

@@ -8,19 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from inspect import getattr_static, signature
-from types import FunctionType
-from typing import Any, Self, TypeVar
+from inspect import signature
+from typing import Any, Self
 
 import numpy as np
 import torch
-from sklearn.utils import check_random_state
 from tqdm import tqdm
 
 from normalign.estimators.fitted import FittedMachine, kernel_named
 from normalign.estimators.parameters import check_parameters
+from normalign.estimators.partition.blended import Partitioned
 from normalign.estimators.partition.partitioned import fit_partitioned
-from normalign.estimators.problem import Problem, held_out_rows
+from normalign.estimators.problem import Problem, Validation, held_out_rows
 from normalign.estimators.recipe import Recipe, Report
 from normalign.estimators.scale.limits import (
     callers_level,
@@ -36,20 +35,19 @@ from normalign.estimators.scale.placement import (
     chosen_dtype,
     rounding_share,
 )
+from normalign.estimators.seeds import two_seeds
 from normalign.estimators.tables.arrays import Origin, checked_features, checked_weights
 from normalign.estimators.tables.targets import Answers
-from normalign.estimators.whole import CALIBRATION_ROWS, fit_whole
+from normalign.estimators.whole import CALIBRATION_ROWS, WholeFit, fit_whole
 from normalign.estimators.workers import Clock
 from normalign.kernels import Iteration, Solver
 
-__all__ = [
-    "KernelMachine",
-    "two_seeds",
-    "unchanged_on_failure",
-    "under_its_own_name",
-]
+__all__ = ["KernelMachine", "unchanged_on_failure"]
 
-_Kind = TypeVar("_Kind")
+# Rows up to which a table is fitted as a whole, unless it is told how, and rows of a
+# part of a larger one: minutes on a few cores, a minute on an accelerator.
+_WHOLE_ROWS = {"cpu": 20_000, "accelerator": 200_000}
+_LEAF_ROWS = {"cpu": 8_000, "accelerator": 40_000}
 
 
 class KernelMachine(FittedMachine, ABC):
@@ -75,7 +73,7 @@ class KernelMachine(FittedMachine, ABC):
         device: Any = "auto",
         dtype: str = "auto",
         memory_limit: int | None = None,
-        max_leaf_size: int | None = None,
+        max_leaf_size: int | str | None = "auto",
         validation_fraction: float | None = None,
         time_limit_s: float | None = None,
         agop_samples: int = 20_000,
@@ -178,9 +176,12 @@ class KernelMachine(FittedMachine, ABC):
         problem.require_sizes(callee)
         # By the median rule distances are of the size of one before the bandwidth.
         unit = frame.unit if self.bandwidth_rule == "fixed" else 1.0
+        # Kernels that are steeper than a Laplace kernel at a point have large gradients
+        # wherever rows are near each other.
+        steep = self.exponent < 1 or self.kernel == "product_laplace"
         dtype = chosen_dtype(
             callee,
-            self.dtype,
+            "float64" if steep and self.dtype == "auto" else self.dtype,
             n,
             spread=unit / self.bandwidth,
             noise=self._noise(problem),
@@ -193,8 +194,7 @@ class KernelMachine(FittedMachine, ABC):
         settled = self.dtype != "auto" or problem.n <= PRECISE_ROWS
         if settled and problem.look.differs():
             return 0.0
-        squares = self.kernel != "product_laplace"
-        return rounding_share(problem.inside, torch.float32, squares=squares)
+        return rounding_share(problem.inside, torch.float32)
 
     def _limit(self) -> int | None:
         return None if self.memory_limit is None else int(self.memory_limit)
@@ -223,7 +223,7 @@ class KernelMachine(FittedMachine, ABC):
             agop_samples=int(self.agop_samples),
             dtype=problem.dtype,
             device=str(problem.device),
-            centred=self.max_leaf_size is None or problem.n <= self.max_leaf_size,
+            centred=self._leaf_size(problem) is None,
         )
 
     def _fit_problem(self, problem: Problem) -> None:
@@ -236,109 +236,124 @@ class KernelMachine(FittedMachine, ABC):
                 callee, problem, float(self.validation_fraction), for_split
             )
             held, problem = problem.rows(apart), problem.rows(~apart)
-        recipe = self._recipe(problem)
-        in_parts = self.max_leaf_size is not None and problem.n > self.max_leaf_size
+        recipe, most = self._recipe(problem), self._leaf_size(problem)
         require_memory(
-            callee, problem, solver=self.solver, limit=self._limit(),
-            most=self.max_leaf_size, diagonal=bool(self.diagonal),
+            callee, problem, solver=self.solver, limit=self._limit(), most=most,
+            diagonal=bool(self.diagonal),
         )  # fmt: skip
-        fixed = self.bandwidth_rule == "fixed"
-        if fixed:
-            warn_of_scale(callee, problem, recipe.kernel)
-        warn_of_rounding(callee, problem, recipe.kernel, fixed=fixed)
-        if in_parts:
-            self._fit_parts(problem, held, recipe, for_fit)
+        warn_of_scale(callee, problem, recipe)
+        warn_of_rounding(callee, problem)
+        validation = None if held is None else problem.validation(held)
+        if most is None:
+            fit = self._fitted_whole(problem, validation, recipe, for_fit)
         else:
-            self._fit_whole(problem, held, recipe, for_fit)
-        self.location_, self.unit_ = problem.frame.location, problem.frame.unit
-        self.kernel_, self.exponent_ = str(self.kernel), float(self.exponent)
-        diagonal = self.metric_ if self.metric_.ndim == 1 else self.metric_.diagonal()
-        share = np.maximum(diagonal, 0) * problem.variances()
-        if problem.is_constant:
-            share[:] = 0.0  # all coefficients are zero, whatever the initial metric
-        self.feature_importances_ = share / (share.sum() or 1.0)
-        self._machine = []  # made when it is first asked for
+            fit = self._fitted_parts(problem, validation, recipe, for_fit, most)
+        self._warn(fit.report)
+        self._keep(problem, fit)
         if held is not None:
             x = torch.from_numpy(held.inside).to(problem.device, DTYPES[self.dtype_])
             self._calibrate(self._outputs_inside(x), held.answers.columns, held.weights)
+        elif fit.left_out is not None:
+            self._calibrate(*problem.answered(fit.left_out))
 
-    def _fit_whole(
-        self, problem: Problem, held: Problem | None, recipe: Recipe, seed: int
-    ) -> None:
+    def _leaf_size(self, problem: Problem) -> int | None:
+        """Most rows of a part; None where the table is fitted as a whole."""
+        most = self.max_leaf_size
+        if most is None:
+            return None
+        if not isinstance(most, str):
+            return int(most) if problem.n > most else None
+        # Who asks for a solver asks for one system.
+        here = "cpu" if problem.device.type == "cpu" else "accelerator"
+        large = self.solver == "auto" and problem.n > _WHOLE_ROWS[here]
+        return _LEAF_ROWS[here] if large else None
+
+    def _fitted_whole(
+        self, problem: Problem, validation: Validation | None, recipe: Recipe, seed: int
+    ) -> WholeFit:
         asked = None
-        if held is None and problem.sizes:
+        if validation is None and problem.sizes:
             asked = problem.sample(CALIBRATION_ROWS)
         if self.verbose:
             recipe = _WatchedRecipe(**vars(recipe), title=type(self).__name__)
-        fit = fit_whole(
+        return fit_whole(
             recipe,
             problem.inside,
             problem.targets(),
             problem.weights,
             seed=seed,
-            validation=None if held is None else problem.validation(held),
+            validation=validation,
             asked=asked,
             clock=Clock.within(self.time_limit_s),
         )
-        self.metric_ = fit.metric
-        self.dual_coef_ = np.multiply(fit.coef, problem.target_unit, dtype=np.float64)
-        self.intercept_ = problem.intercept
-        self.X_fit_ = problem.table.copy()
-        self._tell(problem, fit.report, fit.coef.dtype)
-        if fit.left_out is not None:
-            rows, outputs = fit.left_out
-            weights = None if problem.weights is None else problem.weights[rows]
-            columns = problem.answers.columns[rows]
-            self._calibrate(outputs + problem.intercept, columns, weights)
 
-    def _fit_parts(
-        self, problem: Problem, held: Problem | None, recipe: Recipe, seed: int
-    ) -> None:
-        fit = fit_partitioned(
+    def _fitted_parts(
+        self, problem: Problem, validation: Validation | None, recipe: Recipe,
+        seed: int, most: int,
+    ) -> Partitioned:  # fmt: skip
+        return fit_partitioned(
             problem.inside,
             problem.targets(),
             problem.weights,
             recipe=recipe,
-            max_leaf_size=int(self.max_leaf_size or 0),
-            validation=None if held is None else problem.validation(held),
-            n_left_out=CALIBRATION_ROWS if held is None and problem.sizes else 0,
+            max_leaf_size=most,
+            validation=validation,
+            n_left_out=CALIBRATION_ROWS if validation is None and problem.sizes else 0,
             n_jobs=self.n_jobs,
             seed=seed,
             clock=Clock.within(self.time_limit_s),
             progress=bool(self.verbose),
         )
-        frame = problem.frame
-        self.metric_ = fit.metric
-        self.dual_coef_ = np.multiply(fit.coef, problem.target_unit, dtype=np.float64)
-        self.intercept_ = problem.intercept
-        self.X_fit_ = fit.x_fit.astype(np.float64) * frame.unit + frame.location
-        # As the machine sees them: to go back and forth would round them once more.
-        self.leaves_ = {**fit.leaves, "centers": fit.x_fit}
-        self._tell(problem, fit.report, fit.coef.dtype)
-        if fit.left_out is not None:
-            outputs, targets, weights = fit.left_out
-            shift = problem.intercept
-            self._calibrate(outputs + shift, targets + shift, weights)
 
-    def _tell(self, problem: Problem, report: Report, dtype: np.dtype) -> None:
-        """Say how it went: iterations, solver, precision, scores."""
-        self.n_iter_ = report.n_iter
-        self.bandwidth_ = report.bandwidth * problem.frame.unit
-        self.solver_, self.solver_dtype_ = report.solver, report.dtype
-        self.jitter_, self.converged_ = report.jitter, report.converged
-        callee, said = type(self).__name__, [report.caution]
+    def _warn(self, report: Report) -> None:
+        """Tell what a user should know of a fit."""
+        said = [report.caution]
         if report.cut_short and report.n_iter == 0:
             said.append(
                 "time_limit_s left no time for an update, so no metric was learned. "
                 "Raise it, or set max_leaf_size."
             )
         for words in filter(None, said):
-            warnings.warn(f"{callee}: {words}", UserWarning, stacklevel=callers_level())
+            warnings.warn(
+                f"{type(self).__name__}: {words}",
+                UserWarning,
+                stacklevel=callers_level(),
+            )
+
+    def _keep(self, problem: Problem, fit: WholeFit | Partitioned) -> None:
+        """Make what was learned one's own, in the caller's units."""
+        frame, report = problem.frame, fit.report
+        self.metric_ = fit.metric
+        self.dual_coef_ = np.multiply(fit.coef, problem.target_unit, dtype=np.float64)
+        self.intercept_ = problem.intercept
+        if isinstance(fit, Partitioned):
+            self.X_fit_ = fit.x_fit.astype(np.float64) * frame.unit + frame.location
+            # As the machine sees them: to go back and forth would round once more.
+            self.leaves_ = {**fit.leaves, "centers": fit.x_fit}
+        else:
+            self.X_fit_ = problem.table.copy()
+        self.location_, self.unit_ = frame.location, frame.unit
+        self.kernel_, self.exponent_ = str(self.kernel), float(self.exponent)
+        self.bandwidth_ = report.bandwidth * frame.unit
+        self.n_iter_ = report.n_iter
+        self.solver_, self.solver_dtype_ = report.solver, report.dtype
+        self.jitter_, self.converged_ = report.jitter, report.converged
         # float64 where float32 did not do
-        self.dtype_ = "float32" if dtype == np.float32 else "float64"
+        self.dtype_ = "float32" if fit.coef.dtype == np.float32 else "float64"
         self.device_ = str(problem.device)
         if self.validation_fraction is not None:
             self.validation_scores_ = np.array(report.scores)
+        self.feature_importances_ = _importances(problem, fit.metric)
+        self._machine = []  # made when it is first asked for
+
+
+def _importances(problem: Problem, metric: np.ndarray) -> np.ndarray:
+    """What each column, moved by its own deviation, has of the outputs' change."""
+    diagonal = metric if metric.ndim == 1 else metric.diagonal()
+    share = np.maximum(diagonal, 0) * problem.variances()
+    if problem.is_constant:
+        share[:] = 0.0  # all coefficients are zero, whatever the initial metric
+    return share / (share.sum() or 1.0)
 
 
 @dataclass(frozen=True)
@@ -362,45 +377,6 @@ class _WatchedRecipe(Recipe):
         yield from tqdm(plain, total=self.n_iter + 1, desc=self.title)
 
 
-def under_its_own_name(kind: type[_Kind]) -> type[_Kind]:
-    """Give a class what it inherits from this package under its own name.
-
-    Python complains of unknown and of missing arguments in the name of the function
-    that it called, and the classes in which these stand are known to nobody.
-
-    Examples
-    --------
-    >>> @under_its_own_name
-    ... class Public(KernelMachine): ...
-    >>> Public.fit.__qualname__
-    'Public.fit'
-    """
-    for name in dir(kind):
-        function = getattr_static(kind, name)
-        public = name == "__init__" or not name.startswith("_")
-        if not (public and isinstance(function, FunctionType)):
-            continue
-        if function.__module__.startswith(f"{__package__}."):
-            setattr(kind, name, _named(function, f"{kind.__qualname__}.{name}"))
-    return kind
-
-
-def _named(function: FunctionType, qualname: str) -> FunctionType:
-    """The same function under another name."""
-    same = FunctionType(
-        function.__code__,
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    same.__kwdefaults__ = function.__kwdefaults__
-    same.__annotations__, same.__doc__ = function.__annotations__, function.__doc__
-    vars(same).update(vars(function))  # what it wraps, of which the signature is told
-    same.__qualname__ = qualname
-    return same
-
-
 @contextmanager
 def unchanged_on_failure(estimator: Any) -> Iterator[None]:
     """Put an estimator back as it was if its fit does not come to an end."""
@@ -417,24 +393,3 @@ def unchanged_on_failure(estimator: Any) -> Iterator[None]:
 @lru_cache(maxsize=64)
 def _parameters(kind: type) -> tuple[str, ...]:
     return tuple(signature(kind).parameters)
-
-
-def two_seeds(random_state: Any) -> tuple[int, int]:
-    """Two seeds; without a random state fresh ones, never the global generator's."""
-    if random_state is None:
-        first, second = np.random.SeedSequence().generate_state(2) >> 1
-        return int(first), int(second)
-    if type(random_state) is int:
-        return _seeds_of(random_state)
-    return _drawn(check_random_state(random_state))
-
-
-@lru_cache(maxsize=256)
-def _seeds_of(seed: int) -> tuple[int, int]:
-    """What a generator of that seed draws first; to make one takes 0.1 ms."""
-    return _drawn(check_random_state(seed))
-
-
-def _drawn(generator: np.random.RandomState) -> tuple[int, int]:
-    first, second = generator.randint(2**31 - 1, size=2)
-    return int(first), int(second)

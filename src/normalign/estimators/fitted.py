@@ -19,7 +19,7 @@ from normalign.kernels import KERNELS, Kernel, Machine, metric_root
 from normalign.kernels.metric import through_metric
 from normalign.kernels.pull_back import Cotangent, jacobian_pull_back
 
-__all__ = ["FittedMachine", "kernel_named"]
+__all__ = ["FittedMachine", "kernel_named", "machine_bandwidth"]
 
 
 def kernel_named(name: str, *, exponent: float, bandwidth: float) -> Kernel:
@@ -42,10 +42,10 @@ def _narrowed(answer: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return answer.astype(dtype) if largest <= np.finfo(dtype).max else answer
 
 
-def _measures(machine: Any) -> tuple[torch.dtype, float]:
-    """The precision of a machine, whole or in parts, and its bandwidth."""
+def machine_bandwidth(machine: Any) -> float:
+    """The bandwidth of a machine, whole or in parts."""
     part = machine if isinstance(machine, Machine) else machine.machines[0]
-    return part.dtype, part.kernel.bandwidth
+    return part.kernel.bandwidth
 
 
 class FittedMachine(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
@@ -147,7 +147,7 @@ class FittedMachine(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         check_is_fitted(self)
         self._require_points(X)
         machine, scale = self._model()
-        dtype, bandwidth = _measures(machine)
+        dtype, bandwidth = machine.dtype, machine_bandwidth(machine)
         far, place = farthest(dtype, bandwidth), self._device_here()
         location = torch.as_tensor(self.location_, device=place)
         intercept = torch.as_tensor(self.intercept_, device=place)
@@ -202,9 +202,10 @@ class FittedMachine(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         def finish(answer: np.ndarray) -> Any:
             return origin.restored(_narrowed(answer, table.dtype))
 
-        dtype, bandwidth = _measures(self._model()[0])
+        machine, _ = self._model()
         frame = Frame(self.location_, self.unit_)
-        inside = frame.enter(table, dtype, bandwidth=bandwidth)
+        bandwidth = machine_bandwidth(machine)
+        inside = frame.enter(table, machine.dtype, bandwidth=bandwidth)
         return torch.as_tensor(inside, device=self._device_here()), finish
 
     def _model(self) -> tuple[Any, float]:

@@ -42,8 +42,7 @@ def check_parameters(estimator: Any) -> None:
         _require_count(callee, name, given[name], least)
     if given["memory_limit"] is not None:
         _require_count(callee, "memory_limit", _whole(given["memory_limit"]), 1)
-    if given["max_leaf_size"] is not None:
-        _require_count(callee, "max_leaf_size", given["max_leaf_size"], 1)
+    _check_leaf_size(callee, given["max_leaf_size"])
     if given["time_limit_s"] is not None:
         _require_number(callee, "time_limit_s", given["time_limit_s"], above=0.0)
     if given["validation_fraction"] is not None:
@@ -58,6 +57,15 @@ def check_parameters(estimator: Any) -> None:
     for name in ("diagonal", "center"):
         if not isinstance(given[name], bool | np.bool_):
             raise TypeError(_unlike(callee, name, "True or False", given[name]))
+
+
+def _check_leaf_size(callee: str, size: Any) -> None:
+    if size is None or (isinstance(size, str) and size == "auto"):
+        return
+    if isinstance(size, str):
+        rule = 'a number of rows, "auto", or None for no parts'
+        raise TypeError(complaint(callee, "max_leaf_size", rule, repr(size)))
+    _require_count(callee, "max_leaf_size", size, 1)
 
 
 def _check_counts(callee: str, given: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,14 @@ from normalign.estimators.scale.look import Look
 from normalign.estimators.scale.placement import Frame, power_of_two
 from normalign.estimators.tables.targets import Answers
 
-__all__ = ["Problem", "Score", "Validation", "held_out_rows", "same_rows"]
+__all__ = [
+    "LeftOut",
+    "Problem",
+    "Score",
+    "Validation",
+    "held_out_rows",
+    "same_rows",
+]
 
 # Targets may be that large: coefficients are larger by the size of 1 / ridge.
 _LARGEST_TARGET = 1e250
@@ -71,6 +78,18 @@ def _explained(outputs: Tensor, targets: Tensor, share: Tensor) -> float:
     varies = (variance > 0) & (targets.amax(0) > targets.amin(0))
     ratio = error / torch.where(varies, variance, torch.ones_like(variance))
     return float((1 - ratio).mean())
+
+
+class LeftOut(NamedTuple):
+    """What machines fitted without a training row answer there.
+
+    ``outputs`` and ``targets``, as a machine of the problem has them, of shape (r, k);
+    ``weights`` of shape (r,), or None for ones.
+    """
+
+    outputs: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -230,6 +249,16 @@ class Problem:
             answers=answers,
             weights=weights,
         )
+
+    def answered(
+        self, left_out: LeftOut
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Outputs of machines without a row, in the caller's units; their truth; mass.
+
+        Classes are in units of their own, so that nothing is to be scaled.
+        """
+        shift = self.intercept
+        return left_out.outputs + shift, left_out.targets + shift, left_out.weights
 
     def sample(self, most: int) -> np.ndarray:
         """Indices of all rows, or of that many; the same ones in every fit."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from normalign.estimators.base import KernelMachine, under_its_own_name
+from normalign.estimators.base import KernelMachine
+from normalign.estimators.naming import under_its_own_name
 from normalign.estimators.tasks import KernelClassifier, KernelRegressor
 
 __all__ = ["RFAMClassifier", "RFAMRegressor"]
@@ -29,7 +30,7 @@ class _Aligned(KernelMachine):
         device: Any = "auto",
         dtype: str = "auto",
         memory_limit: int | None = None,
-        max_leaf_size: int | None = None,
+        max_leaf_size: int | str | None = "auto",
         validation_fraction: float | None = None,
         time_limit_s: float | None = None,
         agop_samples: int = 20_000,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from normalign.estimators.base import under_its_own_name
+from normalign.estimators.naming import under_its_own_name
 from normalign.estimators.tasks import KernelClassifier, KernelRegressor
 
 __all__ = ["RFMClassifier", "RFMRegressor"]

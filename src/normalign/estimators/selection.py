@@ -14,7 +14,8 @@ from sklearn.utils import check_random_state
 from tqdm import tqdm
 
 from normalign._checks import complaint, require, require_kind
-from normalign.estimators.base import unchanged_on_failure, under_its_own_name
+from normalign.estimators.base import unchanged_on_failure
+from normalign.estimators.naming import under_its_own_name
 from normalign.estimators.parameters import check_parameters
 from normalign.estimators.problem import Problem
 from normalign.estimators.rfam import RFAMClassifier, RFAMRegressor
@@ -66,7 +67,7 @@ class _Selecting:
         device: Any = "auto",
         dtype: str = "auto",
         memory_limit: int | None = None,
-        max_leaf_size: int | None = None,
+        max_leaf_size: int | str | None = "auto",
         time_limit_s: float | None = None,
         agop_samples: int = 20_000,
         n_jobs: int | None = None,
@@ -237,7 +238,7 @@ class _Selecting:
 def _require_memory(plain: Any, problem: Problem, n_jobs: int = 1) -> None:
     require_memory(
         type(plain).__name__, problem, solver=plain.solver, limit=plain._limit(),
-        most=plain.max_leaf_size, diagonal=bool(plain.diagonal), n_jobs=n_jobs,
+        most=plain._leaf_size(problem), diagonal=bool(plain.diagonal), n_jobs=n_jobs,
     )  # fmt: skip
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from normalign.estimators.problem import Validation, same_rows
+from normalign.estimators.problem import LeftOut, Validation, same_rows
 from normalign.estimators.recipe import Recipe, Report
 from normalign.estimators.workers import Clock, Pace
 from normalign.kernels import Iteration
 
-__all__ = ["CALIBRATION_ROWS", "WholeFit", "fit_whole", "left_out"]
+__all__ = ["CALIBRATION_ROWS", "WholeFit", "fit_whole", "kept", "left_out"]
 
 # Rows that temperatures are fitted on: what they cost is then below the solve's cost.
 CALIBRATION_ROWS = 500
@@ -30,14 +30,13 @@ class WholeFit:
         In the machine's precision.
     metric : array of shape (d, d) or (d,)
     report : Report
-    left_out : (rows, outputs) or None
-        Rows, and what machines fitted without them answer there.
+    left_out : LeftOut or None
     """
 
     coef: np.ndarray
     metric: np.ndarray
     report: Report
-    left_out: tuple[np.ndarray, np.ndarray] | None
+    left_out: LeftOut | None
 
 
 def fit_whole(
@@ -78,7 +77,7 @@ def fit_whole(
         if last or cut_short or scores:
             worth = scores[-1] if scores else 0.0
             if best is None or worth > best[0]:
-                best = worth, _kept(iteration, asked)
+                best = worth, kept(iteration, left_out(iteration, asked, y, weights))
         if cut_short:
             break
     if best is None or not (last or cut_short):
@@ -87,22 +86,31 @@ def fit_whole(
     return replace(best[1], report=report)
 
 
-def _kept(iteration: Iteration, asked: np.ndarray | None) -> WholeFit:
+def kept(iteration: Iteration, without: LeftOut | None = None) -> WholeFit:
+    """An iteration as it is kept."""
     machine = iteration.machine
     return WholeFit(
         coef=machine.coef.cpu().numpy(),
         metric=machine.metric.cpu().numpy(),
         report=Report.of(iteration),
-        left_out=None if asked is None else left_out(iteration, asked),
+        left_out=without,
     )
 
 
-def left_out(iteration: Iteration, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows, and what machines fitted without them answer there, in float64.
+def left_out(
+    iteration: Iteration,
+    asked: np.ndarray | None,
+    y: np.ndarray,
+    weights: np.ndarray | None,
+) -> LeftOut | None:
+    """What machines fitted without some rows answer there, in float64.
 
     Fewer rows than asked for where each costs as much as a solve.
     """
+    if asked is None:
+        return None
     if iteration.solved.solver == "cg":
         asked = asked[same_rows(len(asked), _BY_PRODUCTS)]
-    rows = torch.as_tensor(asked, device=iteration.machine.coef.device)
-    return asked, iteration.left_out(rows).cpu().double().numpy()
+    rows = torch.as_tensor(asked, device=iteration.machine.device)
+    outputs = iteration.left_out(rows).cpu().double().numpy()
+    return LeftOut(outputs, y[asked], None if weights is None else weights[asked])

@@ -132,7 +132,8 @@ def centred_agop(
 ) -> Tensor:
     """The same for callers that have centred their points and have the sides."""
     if form == "auto":
-        form = cheaper_form(coef, *x.shape, kernel)
+        n, d = x.shape
+        form = cheaper_form(coef, n, d, kernel)
     mass = len(x) if weights is None else weights.sum()
     x, centers = (through_full(part, kernel, metric) for part in (x, centers))
     if form == "pairs":

@@ -78,17 +78,16 @@ class Radial(Kernel):
 
     .. math:: u = (x - z)^\top M (x - z) / \ell^2 = s_x + s_z - 2 x^\top M z / \ell^2
 
-    The three terms are one product of tables with two more columns. Cancellation
-    leaves noise of the size of a few rounding errors of :math:`s`; that much is taken
-    off both squares beforehand, so that a point and its duplicates come out at
-    exactly zero after clamping, and no pair moves by more than its own noise.
+    The three terms are one product of tables with two more columns. Where points are
+    so near that it leaves no digits, distances are computed again, see
+    :mod:`~normalign.kernels.sides`: a point and its duplicates are at exactly zero.
     """
 
     def sides(self, x: Tensor, metric: Tensor | None) -> Sides:
         """``(-2 x^T M, squares, 1)`` and ``(x, 1, squares)``."""
         n, d = x.shape
         image = through_metric(x, metric) * (1 / self.bandwidth**2)
-        squares = _squares(x, image)
+        squares = (x * image).sum(1, keepdim=True)
         left, right = x.new_ones(n, d + 2), x.new_ones(n, d + 2)
         torch.mul(image, -2, out=left[:, :d])
         left[:, d : d + 1], right[:, :d], right[:, d + 1 :] = squares, x, squares
@@ -125,22 +124,13 @@ class Radial(Kernel):
 
     def _squared_(self, rows: Sides, columns: Sides, out: Tensor) -> Tensor:
         """Squared distances; not above zero at a point's duplicates."""
-        return torch.mm(rows.left, columns.right.T, out=out)
+        return mend_near_(torch.mm(rows.left, columns.right.T, out=out), rows, columns)
 
     @abstractmethod
     def _profile_(self, squared: Tensor) -> Tensor: ...
 
     @abstractmethod
     def _slope_(self, squared: Tensor, scratch: Tensor) -> Tensor: ...
-
-
-def _squares(x: Tensor, image: Tensor) -> Tensor:
-    """Squared norms less the noise that a product of these rows may carry."""
-    terms = x * image
-    noise = torch.finfo(x.dtype).eps * (4 + math.sqrt(x.shape[1]))
-    return terms.sum(1, keepdim=True).sub_(
-        terms.abs_().sum(1, keepdim=True), alpha=noise
-    )
 
 
 @dataclass(frozen=True)
@@ -203,10 +193,6 @@ class Laplace(Radial):
         if kernels is None:
             return super().slopes_(rows, columns, out, scratch)
         return kernels.laplace_slopes_(self._squared_(rows, columns, out))
-
-    def _squared_(self, rows: Sides, columns: Sides, out: Tensor) -> Tensor:
-        # Steep where points are near, so that digits of small distances count.
-        return mend_near_(super()._squared_(rows, columns, out), rows, columns)
 
     def _kernels(self, out: Tensor) -> Kernels | None:
         return kernels_for(out) if self.exponent == 1 and out.is_contiguous() else None

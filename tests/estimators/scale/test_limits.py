@@ -4,9 +4,16 @@ import warnings
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_breast_cancer, load_wine
+from sklearn.preprocessing import StandardScaler
 
-from normalign.estimators import RFAMClassifierCV, RFMClassifier, RFMRegressor
-from normalign.estimators.base import two_seeds
+from normalign.estimators import (
+    RFAMClassifier,
+    RFAMClassifierCV,
+    RFMClassifier,
+    RFMRegressor,
+)
+from normalign.estimators.seeds import two_seeds
 from normalign.estimators.selection import RFAMRegressorCV
 from normalign.estimators.tables.arrays import checked_features
 from tests.estimators.samples import CODES, NUMBERS, N, X
@@ -45,23 +52,31 @@ def test_a_warning_points_at_the_line_that_fits(kind, changes, said):
     assert warning.filename == __file__
 
 
-@pytest.mark.parametrize("rule", ["fixed", "median"])
-def test_neighbours_that_even_double_precision_blurs_are_warned_of(rule):
+@pytest.mark.parametrize("kernel", ["laplace", "gaussian"])
+def test_a_group_of_rows_far_away_is_fitted_as_if_it_were_alone(kernel):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 3))
     y = np.sin(2 * x[:, 0])
-    x[:20] += 1e8  # a third of the rows in a group far away
-    scale = {"bandwidth_rule": rule, "bandwidth": 10.0 if rule == "fixed" else 1.0}
-    with pytest.warns(UserWarning, match="of neighbours may be off by .*, even in fl"):
-        RFMRegressor(**scale, n_iter=0).fit(x, y)
+    alone = RFMRegressor(kernel=kernel, center=False, ridge=0.1, n_iter=0)
+    wanted = alone.fit(x[:20], y[:20]).predict(x[:20] + 0.1)
+    both = x.copy()
+    both[:20] += 1e7  # a million bandwidths
+    machine = RFMRegressor(**alone.get_params())
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*neighbours")
         warnings.filterwarnings("ignore", message=".*bandwidths apart")
-        RFMRegressor(**scale, n_iter=0, kernel="product_laplace").fit(x, y)
-        # a single row has no neighbours to lose, and a bandwidth may hold all rows
-        RFMRegressor(**scale, n_iter=0).fit(x[19:], y[19:])
-        RFMRegressor(bandwidth=1e8, n_iter=0).fit(x, y)
-        RFMRegressor(n_iter=0).fit(1e20 * X, NUMBERS)  # no row is like another
+        found = machine.fit(both, y).predict(both[:20] + 0.1)
+    np.testing.assert_allclose(found, wanted, atol=1e-7)
+
+
+@pytest.mark.parametrize("table", [load_breast_cancer, load_wine])
+@pytest.mark.parametrize("kind", [RFMClassifier, RFAMClassifier])
+def test_columns_in_their_own_units_are_warned_of(table, kind):
+    x, labels = table(return_X_y=True)
+    with pytest.warns(UserWarning, match=r"no row like another\. .*make_tabular_pip"):
+        kind(n_iter=0).fit(x, labels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kind(n_iter=0).fit(StandardScaler().fit_transform(x), labels)
 
 
 @pytest.mark.parametrize("kind", [RFMClassifier, RFAMClassifierCV])

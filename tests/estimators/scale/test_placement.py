@@ -6,13 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from scipy.spatial.distance import cdist
 
 from normalign.estimators.scale.placement import (
     Frame,
     chosen_device,
     chosen_dtype,
-    neighbours_rounding,
     power_of_two,
     rounding_share,
 )
@@ -61,18 +59,16 @@ def test_an_outlier_does_not_move_the_origin():
     np.testing.assert_array_equal(Frame.around(table).location, before)
 
 
-def test_the_share_of_rounding_is_that_of_squares_beside_small_distances():
+def test_the_share_of_rounding_is_that_of_rows_beside_small_distances():
     table = np.random.default_rng(0).normal(size=(200, 5))
     squares = ((table[:, None] - table) ** 2).sum(-1)[np.triu_indices(200, 1)]
     ratio = (table**2).sum(1).max() / np.quantile(squares, 0.1)
     noise = 2.0**-23 * (4 + 5**0.5)
-    found = rounding_share(table, torch.float32, squares=True)
-    assert found == pytest.approx(noise * ratio)
-    found = rounding_share(table, torch.float32, squares=False)
+    found = rounding_share(table, torch.float32)
     assert found == pytest.approx(noise * ratio**0.5)
-    assert rounding_share(0 * table, torch.float32, squares=True) == 0
+    assert rounding_share(0 * table, torch.float32) == 0
     far = np.concatenate([1e-200 * table, np.ones((1, 5))])
-    assert rounding_share(far, torch.float64, squares=True) == math.inf
+    assert rounding_share(far, torch.float64) == math.inf
 
 
 def test_single_precision_is_left_where_it_would_do_harm():
@@ -141,17 +137,3 @@ def test_devices_are_taken_by_name_or_where_the_table_is():
         chosen_device("fit", "nowhere", 10)
     with pytest.raises(ValueError, match="fit: device must be"):
         chosen_device("fit", 3.5, 10)
-
-
-@pytest.mark.parametrize("distance", [1e5, 1e6, 1e7, 1e8])
-def test_the_rounding_of_neighbours_bounds_what_squares_make_of_their_kernel(distance):
-    x = np.random.default_rng(0).normal(size=(80, 4))
-    x[::2] += distance
-    inside = Frame.around(x).enter(x, torch.float64)
-    bandwidth = 10 / Frame.around(x).unit
-    squares = np.einsum("ij,ij->i", inside, inside)
-    found = squares[:, None] + squares - 2 * inside @ inside.T
-    apart = np.sqrt(np.maximum(found[::2, ::2], 0))
-    off = np.exp(-apart / bandwidth) - np.exp(-cdist(x[::2], x[::2]) / 10)
-    bound = neighbours_rounding(inside, torch.float64, bandwidth)
-    assert np.median(np.abs(off)) <= bound <= 100 * np.abs(off).max()

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from normalign.estimators.partition.tree import Tree
+from normalign.estimators.problem import LeftOut
 from normalign.estimators.recipe import Report
 from normalign.kernels import Kernel, Machine
 
-__all__ = ["BlendedMachine", "LeftOut", "Partitioned", "assembled"]
+__all__ = ["BlendedMachine", "Partitioned", "assembled"]
 
 
 @dataclass(frozen=True)
@@ -94,18 +94,6 @@ class BlendedMachine:
         )
 
 
-class LeftOut(NamedTuple):
-    """Blended outputs at training rows of machines fitted without them.
-
-    ``outputs`` and ``targets`` have shape (r, k), ``weights`` (r,). A row that was
-    given several times has one entry per distinct answer.
-    """
-
-    outputs: np.ndarray
-    targets: np.ndarray
-    weights: np.ndarray
-
-
 @dataclass(frozen=True)
 class Partitioned:
     """A fitted partition as flat numpy arrays, and how it came about.
@@ -126,6 +114,7 @@ class Partitioned:
     report : Report
         The worst of all leaves.
     left_out : LeftOut or None
+        Blended; a row that was given several times has one entry per distinct answer.
     """
 
     x_fit: np.ndarray

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normalign.estimators.partition.blended import LeftOut, Partitioned
+from normalign.estimators.partition.blended import Partitioned
 from normalign.estimators.partition.parts import (
     CutJob,
     PartJob,
@@ -19,7 +19,7 @@ from normalign.estimators.partition.parts import (
     solve_part,
 )
 from normalign.estimators.partition.tree import Grown
-from normalign.estimators.problem import same_rows
+from normalign.estimators.problem import LeftOut, same_rows
 from normalign.estimators.recipe import Recipe, Report
 from normalign.estimators.workers import jobs_at_once, parallel
 from normalign.kernels import Kernel, initial_metric, median_distance

@@ -9,17 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.spatial.distance import pdist
 
 from normalign._checks import complaint
 from normalign.estimators.problem import Problem
-from normalign.estimators.scale.look import TELLING
+from normalign.estimators.recipe import Recipe
 from normalign.estimators.scale.placement import (
-    neighbours_rounding,
     rounding_noise,
     rounding_share,
 )
-from normalign.kernels import Kernel, estimate_memory
+from normalign.kernels import Gaussian, Kernel, Laplace, estimate_memory, initial_metric
 from normalign.kernels.functions import Radial
 from normalign.kernels.memory import UNASKED, available_bytes
 
@@ -28,8 +26,8 @@ __all__ = ["callers_level", "require_memory", "warn_of_rounding", "warn_of_scale
 # Share of small distances that rounding may be without a word, and how far below that
 # a quick look must find it.
 _ROUNDING, _MARGIN = 1e-3, 4
-# What the kernel of neighbours may be off by without a word.
-_BLUR = 1e-4
+# What a kernel may have in its exponent for rows at a middling distance.
+_TELLING = (1e-4, 20.0)
 _HERE = str(Path(__file__).parents[1])  # the folder of all estimators
 
 
@@ -96,80 +94,68 @@ def require_memory(
     )  # fmt: skip
 
 
-def warn_of_scale(callee: str, problem: Problem, kernel: Kernel) -> None:
-    """Warn if a kernel of that bandwidth finds all rows alike, or none like another."""
-    look = problem.look
-    if isinstance(kernel, Radial) and look.tells(kernel.bandwidth):
+def warn_of_scale(callee: str, problem: Problem, recipe: Recipe) -> None:
+    """Warn if a kernel finds all rows alike, or none like another, to begin with.
+
+    In the initial metric: the covariance makes columns of large numbers count more.
+    """
+    look, kernel = problem.look, recipe.kernel
+    if recipe.bandwidth_rule != "fixed":
         return
-    if not np.ptp(look.some, axis=0).any():
+    least, most = _telling(kernel)
+    if isinstance(kernel, Radial) and look.lies_within(least, most):
         return
-    norm = "euclidean" if isinstance(kernel, Radial) else "cityblock"
-    distances = pdist(look.some, norm)
-    if not distances.any():
+    some = torch.from_numpy(look.some)
+    start = initial_metric(
+        torch.from_numpy(problem.inside),
+        identity_weight=recipe.identity_weight,
+        weights=None if problem.weights is None else torch.from_numpy(problem.weights),
+        diagonal=recipe.diagonal,
+    )
+    sides = kernel.sides(some, start)
+    apart = kernel.distances_(sides, sides, some.new_empty(len(some), len(some)))
+    apart = apart[apart > 0] * kernel.bandwidth
+    if not len(apart) or least <= (middling := float(apart.median())) <= most:
         return
-    apart = float(np.median(distances[distances > 0])) / kernel.bandwidth
-    if TELLING[0] <= apart <= TELLING[1]:
-        return
-    finding = "all rows alike" if apart < 1 else "no row like another"
+    finding = "all rows alike" if middling < least else "no row like another"
     warnings.warn(
-        f"{callee}: rows are {apart:.1g} bandwidths apart, so the kernel finds "
-        f"{finding}. Scale the columns (StandardScaler), or set "
-        'bandwidth_rule="median".',
+        f"{callee}: rows are {middling / kernel.bandwidth:.1g} bandwidths apart, so "
+        f"the kernel finds {finding}. Scale the columns (make_tabular_pipeline, or "
+        "StandardScaler), or, if they are of one kind, set "
+        'bandwidth_rule="median" and bandwidth=1.',
         UserWarning,
         stacklevel=callers_level(),
     )
 
 
-def warn_of_rounding(
-    callee: str, problem: Problem, kernel: Kernel, *, fixed: bool = True
-) -> None:
-    """Warn if distances between rows are lost: in float32 asked for, or in any.
+def _telling(kernel: Kernel) -> tuple[float, float]:
+    """Distances between which a kernel tells rows apart, by what is in its exponent."""
+    if isinstance(kernel, Gaussian):
+        low, high = (math.sqrt(2 * end) for end in _TELLING)
+    else:
+        power = kernel.exponent if isinstance(kernel, Laplace) else 1.0
+        # of the flattest kernels everything is within
+        low, high = (math.exp(min(math.log(end) / power, 99.0)) for end in _TELLING)
+    return low * kernel.bandwidth, high * kernel.bandwidth
 
-    Parameters
-    ----------
-    fixed : bool, default=True
-        Whether the kernel's bandwidth is one, and no multiple of a median distance.
-    """
-    inside = problem.inside
-    largest = float(np.einsum("ij,ij->i", inside, inside).max())
+
+def warn_of_rounding(callee: str, problem: Problem) -> None:
+    """Warn if single precision, which was asked for, takes distances between rows."""
     if problem.dtype == torch.float64:
-        if isinstance(kernel, Radial):
-            _warn_of_lost_neighbours(callee, problem, kernel, largest, fixed)
         return
-    squares = isinstance(kernel, Radial)
-    # Far from the limit the few rows of a look will do; by squares more is lost.
+    inside = problem.inside
+    # Far from the limit the few rows of a look will do.
+    largest = float(np.einsum("ij,ij->i", inside, inside).max())
     noise = rounding_noise(problem.dtype, inside.shape[1])
-    if _MARGIN * noise * largest <= _ROUNDING * problem.look.squares[0]:
+    if (_MARGIN * noise) ** 2 * largest <= _ROUNDING**2 * problem.look.squares[0]:
         return
-    lost = rounding_share(inside, problem.dtype, squares=squares)
+    lost = rounding_share(inside, problem.dtype)
     if lost <= _ROUNDING:
         return
     warnings.warn(
         f"{callee}: rows are so far apart that {lost:.1g} of a small distance between "
         'them may be rounding in float32. Set dtype="float64", or scale the columns '
         "(StandardScaler; RobustScaler if there are outliers).",
-        UserWarning,
-        stacklevel=callers_level(),
-    )
-
-
-def _warn_of_lost_neighbours(
-    callee: str, problem: Problem, kernel: Radial, largest: float, fixed: bool
-) -> None:
-    noise = rounding_noise(torch.float64, problem.inside.shape[1])
-    bandwidth = kernel.bandwidth
-    if not fixed:
-        apart = pdist(problem.look.some)
-        bandwidth *= float(np.median(apart[apart > 0])) if apart.any() else 1.0
-    if math.sqrt(noise * largest) <= _BLUR * bandwidth:
-        return  # no kernel is off by more
-    off = neighbours_rounding(problem.inside, torch.float64, bandwidth)
-    if off <= _BLUR:
-        return
-    warnings.warn(
-        f"{callee}: rows are so far apart that the kernel of neighbours may be off by "
-        f"{off:.1g}, even in float64. Scale the columns (StandardScaler; RobustScaler "
-        "if there are outliers).",
         UserWarning,
         stacklevel=callers_level(),
     )

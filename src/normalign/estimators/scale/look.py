@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["TELLING", "Look"]
+__all__ = ["Look"]
 
-# Distances, in bandwidths, between which a kernel tells rows apart.
-TELLING = (1e-4, 100.0)
 _SAMPLE = 32
 # Squared distances in a table's frame that no rounding explains.
 _APART = 1e-9
@@ -46,9 +44,12 @@ class Look:
         """Whether surely most pairs of rows are apart."""
         return self.squares[1] > _APART
 
-    def tells(self, bandwidth: float) -> bool:
-        """Whether surely the middle half of all distances is in a kernel's range."""
+    def lies_within(self, least: float, most: float) -> bool:
+        """Whether surely the middle half of all distances is, in any metric of trace d.
+
+        Of such a metric no direction has more than d. The lower end is that of the
+        plain distance.
+        """
         _, low, high = self.squares
         # squares of numbers up to two are right to a thousandth of the lowest here
-        least = max((TELLING[0] * bandwidth) ** 2, _APART)
-        return least < low and high < (TELLING[1] * bandwidth) ** 2
+        return max(least**2, _APART) < low and high * self.some.shape[1] < most**2

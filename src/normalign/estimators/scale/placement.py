@@ -22,7 +22,6 @@ __all__ = [
     "chosen_device",
     "chosen_dtype",
     "farthest",
-    "neighbours_rounding",
     "power_of_two",
     "rounding_noise",
     "rounding_share",
@@ -37,7 +36,7 @@ _DEVICE_ROWS = 2000
 # Spreads of a table, in bandwidths, whose squares a precision can hold.
 _SPREADS = {torch.float32: 1e12, torch.float64: 1e120}
 # Shares of a small distance that may be rounding: more, and "auto" takes float64.
-_HARMLESS = 3e-4
+_HARMLESS = 5e-5
 # Sizes of targets beside the largest whose squares a precision can hold.
 _TARGET_SHARES = {torch.float32: 1e-12, torch.float64: 1e-140}
 # Rows by whose distances a table is judged, and which of them are small.
@@ -166,16 +165,15 @@ def _medians(table: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return np.take_along_axis(table, order, axis=0)[half, np.arange(table.shape[1])]
 
 
-def rounding_share(inside: np.ndarray, dtype: torch.dtype, *, squares: bool) -> float:
+def rounding_share(inside: np.ndarray, dtype: torch.dtype) -> float:
     r"""How much of a small distance between rows is rounding, at worst.
 
-    .. math:: \epsilon \, (4 + \sqrt d) \max_i |x_i|^2 \big/ q_{0.1}(|x_i - x_j|^2)
+    .. math:: \epsilon \, (4 + \sqrt d) \max_i |x_i| \big/ q_{0.1}(|x_i - x_j|)
 
-    Squared distances are differences of squares, so clusters that are far apart, or
-    one outlier, take the digits of the distances between neighbours. The tenth of the
-    distances that is smallest is looked for among at most 256 rows, evenly drawn from
-    the table. Zero if they are all the same, infinite if most of
-    their squares vanish even in float64.
+    Clusters that are far apart, or one outlier, take the digits of the coordinates by
+    which neighbours differ. The tenth of the distances that is smallest is looked for
+    among at most 256 rows, evenly drawn from the table. Zero if they are all the same,
+    infinite if most of their squares vanish even in float64.
 
     Parameters
     ----------
@@ -183,15 +181,13 @@ def rounding_share(inside: np.ndarray, dtype: torch.dtype, *, squares: bool) -> 
         A table in its frame, in float64.
     dtype : torch.dtype
         In which distances would be computed.
-    squares : bool
-        Whether by squares; else from the differences themselves.
 
     Examples
     --------
     Two rows at distance one: five roundings of one.
 
     >>> two = np.array([[0.0], [1.0]])
-    >>> rounding_share(two, torch.float32, squares=True) / 2.0**-23
+    >>> rounding_share(two, torch.float32) / 2.0**-23
     5.0
     """
     largest = float(np.einsum("ij,ij->i", inside, inside).max())
@@ -204,50 +200,7 @@ def rounding_share(inside: np.ndarray, dtype: torch.dtype, *, squares: bool) -> 
     if not np.median(apart):  # squares of numbers too small beside the largest
         return math.inf
     ratio = largest / max(float(np.quantile(apart, _SMALL)), 1e-250)
-    noise = rounding_noise(dtype, inside.shape[1])
-    return noise * (ratio if squares else math.sqrt(ratio))
-
-
-def neighbours_rounding(
-    inside: np.ndarray, dtype: torch.dtype, bandwidth: float
-) -> float:
-    r"""How far the kernel of two neighbours may be off by rounding, for most of them.
-
-    .. math::
-
-        q_{0.9} \big( e^{-(r_{ij} - \delta_{ij}) / \ell} - e^{-r_{ij} / \ell} \big),
-        \qquad \delta_{ij} = \min(\sqrt{\eta_{ij}}, \, \eta_{ij} / 2 r_{ij}), \quad
-        \eta_{ij} = \epsilon \, (4 + \sqrt d) \max(|x_i|^2, |x_j|^2)
-
-    over the tenth of all pairs that is nearest, among at most 256 rows, evenly drawn
-    from the table; the same rows are no pair. Groups far away from the origin lose the
-    distances between their rows, which are differences of squares. A single row far
-    away does no harm to others.
-
-    Examples
-    --------
-    Two rows at distance one: five roundings of one, by half, in a thousand bandwidths.
-
-    >>> two = np.array([[0.0], [1.0]])
-    >>> off = neighbours_rounding(two, torch.float32, bandwidth=1000.0)
-    >>> round(1000 * off / 2.0**-23, 2)
-    2.5
-    """
-    some = _sample(inside)
-    apart, norms = pdist(some), np.einsum("ij,ij->i", some, some)
-    first, second = np.triu_indices(len(some), 1)
-    squares = np.maximum(norms[first], norms[second])[apart > 0]
-    apart = apart[apart > 0]
-    if not len(apart):
-        return 0.0
-    near = apart <= np.quantile(apart, _SMALL)
-    apart, squares = apart[near], squares[near]
-    error = rounding_noise(dtype, inside.shape[1]) * squares
-    off = np.minimum(np.sqrt(error), error / (2 * apart))
-    with np.errstate(under="ignore"):  # to zero
-        right = np.exp(-apart / bandwidth)
-        wrong = np.exp(-np.maximum(apart - off, 0) / bandwidth)
-    return float(np.quantile(wrong - right, 0.9))
+    return rounding_noise(dtype, inside.shape[1]) * math.sqrt(ratio)
 
 
 def rounding_noise(dtype: torch.dtype, d: int) -> float:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from normalign._checks import complaint
-from normalign.estimators.base import two_seeds
+from normalign.estimators.fitted import machine_bandwidth
+from normalign.estimators.partition.blended import Partitioned
 from normalign.estimators.partition.partitioned import partitioned_iterations
 from normalign.estimators.problem import Problem, Score
 from normalign.estimators.rfam import RFAMClassifier, RFAMRegressor
+from normalign.estimators.search import views
+from normalign.estimators.seeds import two_seeds
 from normalign.estimators.tables.arrays import Origin, checked_features
-from normalign.estimators.whole import CALIBRATION_ROWS, left_out
+from normalign.estimators.tables.targets import split_blocks
+from normalign.estimators.whole import CALIBRATION_ROWS, WholeFit, kept, left_out
 from normalign.estimators.workers import Clock, Pace, shared_threads
 
 __all__ = [
@@ -95,20 +100,9 @@ def rounds_left(job: int, n_folds: int, n_jobs: int) -> int:
     return last // n_jobs - job // n_jobs + 1
 
 
-class _ClassifierView(RFAMClassifier):
-    """A classifier at some iteration; its temperature is made only if asked for."""
-
-    _left_out: Callable[[], tuple[Any, ...]]
-
-    @property
-    def temperature_(self) -> Any:
-        """The factor of ``predict_proba``, as a plain fit would learn it."""
-        return self._temperature(*self._left_out())
-
-
 @lru_cache(maxsize=16)
 def _named(kind: type, name: str) -> Any:
-    """A view that complains, and is shown to scorers, under a name the caller knows."""
+    """A machine that complains under a name that the caller knows."""
     return type(name, (kind,), {})
 
 
@@ -125,85 +119,116 @@ def scored_trajectory(job: TrajectoryJob) -> Trajectory:
         if budget == 0 and not job.needed:
             return Trajectory(scores, seconds)
         pace = Pace(budget)
-        for view in _views(job):
+        kind = RFAMClassifier if job.classes else RFAMRegressor
+        plain = _named(kind, job.callee)(**job.parameters)
+        table, y, weights = job.fold.train
+        answers = plain._answers(y, len(table), None)
+        problem = plain._problem(table, answers, weights, Origin())
+        if job.scorer is None:
+            judge = Judge(job, plain, problem)
+        else:
+            judge = Asking(job, job.scorer, problem)
+        for step in _steps(plain, problem):
             seconds.append(time.monotonic() - started)
-            scores.append(_score(view, job))
+            scores.append(judge(step))
             if not pace.another():
                 break
         return Trajectory(scores, seconds)
 
 
-def _views(job: TrajectoryJob) -> Iterator[Any]:
-    """The estimator after each iteration, fitted as far as scoring needs it."""
-    kind = _ClassifierView if job.classes else RFAMRegressor
-    view = _named(kind, job.callee)(**job.parameters)
-    table, y, weights = job.fold.train
-    answers = view._answers(y, len(table), None)
-    problem = view._problem(table, answers, weights, Origin())
-    view.n_features_in_ = table.shape[1]
-    if job.fold.shown is not None:  # with names of columns
-        checked_features(view, job.fold.shown, reset=True)
-    view.location_, view.unit_ = problem.frame.location, problem.frame.unit
-    view.dtype_ = str(problem.dtype).removeprefix("torch.")
-    view.device_, view.intercept_ = str(problem.device), problem.intercept
-    most = job.parameters["max_leaf_size"]
-    whole = most is None or problem.n <= most
-    for machine, without in (_whole if whole else _parts)(view, problem):
-        view._machine, view._left_out = [(machine, problem.target_unit)], without
-        yield view
+class Step(NamedTuple):
+    """A machine of the recursion, and how it would be kept."""
+
+    machine: Any
+    fit: Callable[[], WholeFit | Partitioned]
+    left_out: Callable[[], Any]
 
 
-def _whole(view: Any, problem: Problem) -> Iterator[tuple[Any, Callable]]:
-    recipe, (_, seed) = view._recipe(problem), two_seeds(view.random_state)
-    rows_given = problem.inside, problem.targets(), problem.weights
-    for iteration in recipe.iterations(*rows_given, seed):
-
-        def without(at: Any = iteration) -> tuple[Any, ...]:
-            rows, outputs = left_out(at, problem.sample(CALIBRATION_ROWS))
-            mass = None if problem.weights is None else problem.weights[rows]
-            return outputs + problem.intercept, problem.answers.columns[rows], mass
-
-        yield iteration.machine, without
-
-
-def _parts(view: Any, problem: Problem) -> Iterator[tuple[Any, Callable]]:
-    recipe, (_, seed) = view._recipe(problem), two_seeds(view.random_state)
-    steps = partitioned_iterations(
-        problem.inside,
-        problem.targets(),
-        problem.weights,
-        recipe=recipe,
-        max_leaf_size=int(view.max_leaf_size),
+def _steps(plain: Any, problem: Problem) -> Iterator[Step]:
+    """The machines of all iterations on a problem, whole or in parts."""
+    recipe, (_, seed) = plain._recipe(problem), two_seeds(plain.random_state)
+    x, y, weights = problem.inside, problem.targets(), problem.weights
+    most = plain._leaf_size(problem)
+    if most is None:
+        asked = problem.sample(CALIBRATION_ROWS)
+        for iteration in recipe.iterations(x, y, weights, seed):
+            yield Step(
+                iteration.machine,
+                partial(kept, iteration),
+                partial(left_out, iteration, asked, y, weights),
+            )
+        return
+    for part in partitioned_iterations(
+        x, y, weights, recipe=recipe, max_leaf_size=most, n_jobs=1, seed=seed,
         n_left_out=CALIBRATION_ROWS if problem.sizes else 0,
-        n_jobs=1,
-        seed=seed,
-    )
-    for part in steps:
-
-        def without(at: Any = part.left_out) -> tuple[Any, ...]:
-            shift = problem.intercept
-            return at.outputs + shift, at.targets + shift, at.weights
-
-        yield part.machine(dtype=recipe.dtype, device=recipe.device), without
+    ):  # fmt: skip
+        machine = part.machine(dtype=recipe.dtype, device=recipe.device)
+        yield Step(machine, lambda at=part: at, lambda at=part: at.left_out)
 
 
-def _score(view: Any, job: TrajectoryJob) -> float:
-    x, y, weights = job.fold.test
-    if job.scorer is not None:
-        return _asked(job.scorer, view, job)
-    found = view.predict(x).reshape(len(x), -1)
-    truth = y.reshape(len(x), -1)
-    mass = np.ones(len(x)) if weights is None else weights
-    if job.classes:
-        return float(np.average((found == truth).mean(axis=1), weights=mass))
-    unit = _deviation(job.fold).reshape(-1)
-    score = Score((), np.zeros(truth.shape[1]))
-    return score(
-        *(
-            torch.tensor(part, device="cpu")
-            for part in (found / unit, truth / unit, mass)
-        )
-    )
+class Judge:
+    """Accuracy, or R squared, on the rows of a fold that were not fitted."""
+
+    def __init__(self, job: TrajectoryJob, plain: Any, problem: Problem) -> None:
+        x, y, weights = job.fold.test
+        self.problem, self.x = problem, x
+        self.mass = np.ones(len(x)) if weights is None else weights
+        self.truth, self.unit = y.reshape(len(x), -1), None
+        if job.classes:
+            self.truth = _codes(plain._classes, self.truth)
+        else:
+            self.unit = _deviation(job.fold).reshape(-1)
+
+    def __call__(self, step: Step) -> float:
+        """The score of a machine."""
+        problem, machine = self.problem, step.machine
+        bandwidth = machine_bandwidth(machine)
+        inside = problem.frame.enter(self.x, machine.dtype, bandwidth=bandwidth)
+        outputs = machine(torch.as_tensor(inside, device=machine.device))
+        found = outputs.cpu().double().numpy() * problem.target_unit + problem.intercept
+        if self.unit is None:
+            blocks = split_blocks(found, problem.sizes)
+            labels = np.stack([block.argmax(axis=1) for block in blocks], axis=1)
+            right = (labels == self.truth).mean(axis=1)
+            return float(np.average(right, weights=self.mass))
+        score = Score((), np.zeros(found.shape[1]))
+        parts = found / self.unit, self.truth / self.unit, self.mass
+        return score(*(torch.tensor(part, device="cpu") for part in parts))
+
+
+def _codes(classes: list[np.ndarray], labels: np.ndarray) -> np.ndarray:
+    """Places of labels among the classes of the training rows; -1 for others."""
+    columns = []
+    for known, column in zip(classes, labels.T, strict=True):
+        place = {label: code for code, label in enumerate(known.tolist())}
+        columns.append([place.get(label, -1) for label in column.tolist()])
+    return np.array(columns).T
+
+
+class Asking:
+    """What a caller's own scorer says of the machines of a fold."""
+
+    def __init__(
+        self, job: TrajectoryJob, scorer: Callable[..., float], problem: Problem
+    ) -> None:
+        kind: Any = views.RFAMClassifier if job.classes else views.RFAMRegressor
+        self.job, self.scorer, self.problem = job, scorer, problem
+        self.view = kind(**job.parameters)
+        table, y, _ = job.fold.train
+        self.view._answers(y, len(table), None)
+        self.view.n_features_in_ = table.shape[1]
+        if job.fold.shown is not None:  # with names of columns
+            checked_features(self.view, job.fold.shown, reset=True)
+
+    def __call__(self, step: Step) -> float:
+        """The score of a machine."""
+        view, problem = copy(self.view), self.problem
+        view.set_params(n_iter=(fit := step.fit()).report.n_iter)
+        view._keep(problem, fit)
+        view._machine = [(step.machine, problem.target_unit)]
+        if self.job.classes:
+            view._left_out = lambda: problem.answered(step.left_out())
+        return _asked(self.scorer, view, self.job)
 
 
 def _deviation(fold: Fold) -> np.ndarray:

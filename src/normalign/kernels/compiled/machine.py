@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from normalign.kernels.compiled import LAPLACE
 from normalign.kernels.compiled.compiling import also_python, compiled, remembered
 from normalign.kernels.compiled.factor import back_substitute, blocks_of, factorise
 from normalign.kernels.compiled.factor import phases as factor_phases
@@ -25,7 +24,6 @@ from normalign.kernels.compiled.tile import lanes, width
 from normalign.kernels.compiled.vectors import (
     everywhere,
     fused,
-    magnitude,
     read,
     write,
 )
@@ -41,7 +39,7 @@ def solve_phases(n: int) -> int:
 
 @remembered
 def solve(
-    points: Any, metric: Any, full: bool, scale: float, noise: float, profile: int,
+    points: Any, metric: Any, full: bool, scale: float, profile: int,
     ridges: Any, targets: Any, shares: Any, images: Any, square: Any, slopes: Any,
     starts: Any, aside: Any, answers: Any, status: Any, d: int, some: tuple[int, int],
     phase: int, members: int, flags: Any,
@@ -54,8 +52,8 @@ def solve(
         Centred, then a row of ones and one for their squares; the columns behind them
         are zero.
     metric : array of d rows and more of whole strips if ``full``, else of d numbers
-    scale, noise : float
-        One over the squared bandwidth; the share of rounding in squared norms.
+    scale : float
+        One over the squared bandwidth.
     ridges, targets : arrays of shape (n,) and (n, k)
     shares : array of shape (k,)
         By which the squared coefficients of an output are judged.
@@ -86,7 +84,7 @@ def solve(
     if some[0] == 0:
         item = first_item(flags, phase, members)
         while item < strips:
-            _sides(points, metric, full, scale, noise, images, d, height, item)
+            _sides(points, metric, full, scale, images, d, height, item)
             item = next_item(flags, phase, members, item)
         wait(flags, phase, members, strips)
         phase += 1
@@ -128,14 +126,10 @@ def solve(
 
 @compiled
 def _sides(
-    points: Any, metric: Any, full: bool, scale: Any, noise: Any, images: Any,
-    d: int, height: int, strip: int,
+    points: Any, metric: Any, full: bool, scale: Any, images: Any, d: int, height: int,
+    strip: int,
 ) -> None:  # fmt: skip
-    r"""Prepare a strip of both sides of :math:`s_i + s_j - 2 x_i^\top M x_j`.
-
-    From the squares :math:`s` the noise of products is taken off, as in
-    :class:`~normalign.kernels.functions.Radial`.
-    """
+    r"""Prepare a strip of both sides of :math:`s_i + s_j - 2 x_i^\top M x_j`."""
     w, start = width(points), strip * height * width(points)
     if full:
         step = (d + w - 1) // w * w
@@ -143,7 +137,7 @@ def _sides(
     nothing, one = everywhere(scale - scale), everywhere(points.dtype.type(1))
     minus_two = everywhere(points.dtype.type(-2))
     for q in range(start, start + w, lanes(points)):
-        squares, sizes = nothing, nothing
+        squares = nothing
         for p in range(d):
             x = read(points, q + p * w)
             if full:
@@ -151,9 +145,7 @@ def _sides(
             else:
                 image = everywhere(scale * metric[p]) * x
             squares = fused(x, image, squares)
-            sizes = sizes + magnitude(x * image)
             write(images, q + p * w, minus_two * image)
-        squares = squares - everywhere(noise) * sizes
         write(images, q + d * w, squares)
         write(images, q + (d + 1) * w, one)
         write(points, q + (d + 1) * w, squares)
@@ -168,10 +160,9 @@ def _fill(
     w = width(square)
     for s in range(block[0] // w, len(starts) - 1):
         multiply_strip(images, points, height, square, starts[s], d + 2, block, s)
-        if profile == LAPLACE:  # steep where points are near
-            mend_near(
-                images, points, points, images, height, d, square, starts[s], block, s
-            )
+        mend_near(
+            images, points, points, images, height, d, square, starts[s], block, s
+        )
         part = slice(starts[s] + block[0] * w, starts[s] + block[1] * w)
         if len(slopes):
             profile_row(profile, square[part], slopes[part])
@@ -217,7 +208,7 @@ def _judge(
 
 @remembered
 def recur(
-    points: Any, metric: Any, full: bool, scale: float, noise: float, profile: int,
+    points: Any, metric: Any, full: bool, scale: float, profile: int,
     ridges: Any, targets: Any, shares: Any, weights: Any, images: Any, square: Any,
     slopes: Any, starts: Any, aside: Any, answers: Any,
     rows_x: Any, table: Any, sums: Any, gradients: Any, total: Any,
@@ -233,7 +224,7 @@ def recur(
     n, k = targets.shape
     for index in range(len(status)):
         if not solve(
-            points, metric, full, scale, noise, profile, ridges, targets, shares,
+            points, metric, full, scale, profile, ridges, targets, shares,
             images, square, slopes, starts, aside, answers, status[index], d,
             (0, blocks_of(n)), phase, members, flags,
         ):  # fmt: skip

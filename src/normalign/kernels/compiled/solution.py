@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,7 +63,6 @@ class Problem:
         self.full = metric is not None and metric.ndim == 2
         self.through = np.ones(self.d, self.dtype) if metric is None else _array(metric)
         self.scale = 1 / kernel.bandwidth**2
-        self.noise = np.finfo(self.dtype).eps * (4 + math.sqrt(self.d))
         self.ridges, self.targets = _array(ridges), _array(y)
         with np.errstate(over="ignore"):  # to infinity, which is never trusted
             self.shares = (1 / mean_squares(y, ridges).numpy()).astype(self.dtype)
@@ -176,11 +174,11 @@ def solved(problem: Problem) -> CompiledSolution:
     """Solve a system on a processor."""
     memory, metric, n = problem.memory, problem.metric(), len(problem.ridges)
     answers, status = memory.answers(), np.empty(3, problem.dtype)
-    scale, noise = problem.number(problem.scale), problem.number(problem.noise)
+    scale = problem.number(problem.scale)
     for some in _calls(n):
         definite = together(
             lambda members, flags, some=some: solve(
-                memory.points, metric, problem.full, scale, noise, problem.profile,
+                memory.points, metric, problem.full, scale, problem.profile,
                 problem.ridges, problem.targets, problem.shares, memory.images,
                 memory.square, memory.slopes, memory.starts, memory.aside, answers,
                 status, problem.d, some, 0, members, flags,
@@ -228,14 +226,14 @@ def last_of(
     memory, dtype, n = problem.memory, problem.dtype, len(problem.ridges)
     answers, status = memory.answers(), np.empty((n_iter + 1, 3), dtype)
     metric, roots = problem.metric(), problem.roots(weights)
-    scale, noise = problem.number(problem.scale), problem.number(problem.noise)
+    scale = problem.number(problem.scale)
     sums, at_once = memory.sums(problem.full), memory.layout.at_once
     fine = together(
         lambda members, flags: recur(
-            memory.points, metric, problem.full, scale, noise,
-            problem.profile, problem.ridges, problem.targets, problem.shares, roots,
-            memory.images, memory.square, memory.slopes, memory.starts, memory.aside,
-            answers, *sums, status, least, most, problem.d, at_once, 0, members, flags,
+            memory.points, metric, problem.full, scale, problem.profile, problem.ridges,
+            problem.targets, problem.shares, roots, memory.images, memory.square,
+            memory.slopes, memory.starts, memory.aside, answers, *sums, status, least,
+            most, problem.d, at_once, 0, members, flags,
         ),
         memory.members,
         (n_iter + 1) * (solve_phases(n) + learn_phases(problem.k, at_once)),

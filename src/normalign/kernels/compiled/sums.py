@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from normalign.kernels.compiled import LAPLACE
 from normalign.kernels.compiled.compiling import compiled, remembered
 from normalign.kernels.compiled.near import mend_near
 from normalign.kernels.compiled.products import (
@@ -96,11 +95,10 @@ def sum_block(
             start = (s - block[0] // w) * DEPTH * w
             rows, at = (begin, end), start - begin * w
             multiply_strip(centers, points, height, near, at, d + 2, rows, s)
-            if profile == LAPLACE:  # steep where points are near
-                mend_near(
-                    centers, points, other_centers, other_points, height, d, near, at,
-                    rows, s,
-                )  # fmt: skip
+            mend_near(
+                centers, points, other_centers, other_points, height, d, near, at,
+                rows, s,
+            )  # fmt: skip
             part = slice(start, start + (end - begin) * w)
             profile_row(profile, near[part], slopes[part])
             if k:
