@@ -7,9 +7,24 @@ private functions trust their callers.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-__all__ = ["complaint", "describe", "require", "require_kind"]
+__all__ = ["as_float", "complaint", "describe", "require", "require_kind"]
+
+
+def as_float(value: Any) -> float:
+    """Return a real number as a float; beyond what one can hold it is infinite.
+
+    Examples
+    --------
+    >>> as_float(3), as_float(-(10**400))
+    (3.0, -inf)
+    """
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def describe(value: Any) -> str:
@@ -21,11 +36,19 @@ def describe(value: Any) -> str:
     ('3', "'rows'")
     """
     shape = getattr(value, "shape", None)
-    if shape is not None and hasattr(value, "dtype"):
+    # of a class, shape is no shape
+    if isinstance(shape, tuple) and hasattr(value, "dtype"):
         dtype = str(value.dtype).removeprefix("torch.")
         return f"a {dtype} {type(value).__name__} of shape {tuple(shape)}"
-    text = repr(value)
-    return text if len(text) <= 80 else f"a {type(value).__name__}"
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits has none
+        text = ""
+    if 0 < len(text) <= 80:
+        return text
+    if isinstance(value, int):
+        return f"an integer of {value.bit_length()} bits"
+    return f"a {type(value).__name__}"
 
 
 def complaint(callee: str, argument: str, rule: str, got: Any, remedy: str = "") -> str:

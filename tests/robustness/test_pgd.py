@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -356,10 +357,13 @@ def test_arrays_are_taken_as_radii_and_ranges():
     assert torch.equal(found.points, expected.points)
 
 
-def test_labels_that_are_no_tensor_are_refused_by_their_kind():
+def test_labels_need_not_be_a_tensor_but_what_is_attacked_must_be_a_model():
     model, x, y = network()
-    with pytest.raises(TypeError, match="y must be a tensor, got ndarray"):
-        pgd(model, x, y.numpy(), radii=0.5)
+    expected = pgd(model, x, y, radii=0.5)
+    for labels in (y.numpy(), y.tolist(), pd.Series(y.numpy())):
+        assert torch.equal(pgd(model, x, labels, radii=0.5).points, expected.points)
+    with pytest.raises(TypeError, match=r"^pgd: y must be a tensor, or an array, of"):
+        pgd(model, x, ["cat"] * len(x), radii=0.5)
     with pytest.raises(TypeError, match="method pull_back, got ndarray"):
         pgd(np.eye(3), x, y, radii=0.5)
 
