@@ -67,7 +67,7 @@ class KernelClassifier(ClassifierMixin, KernelMachine):
         ]
         # labels are names: in the precision of X they may be those of no class
         labels = found[0] if _has_one_output(self) else side_by_side(found)
-        return Origin.of(X).restored(labels)
+        return Origin.of(X).restored(labels, exact=True)
 
     def predict_proba(self, X: Any) -> Any:
         r"""Probabilities of the classes.

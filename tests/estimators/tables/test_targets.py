@@ -107,6 +107,8 @@ def test_a_class_without_a_row_that_counts_is_no_class():
         ([0.0, np.nan, 1.0], "without missing ones"),
         (pd.Series(["a", pd.NA, "b"], dtype="string"), "without missing ones"),
         (pd.Series([1, pd.NA, 0], dtype="Int64"), "without missing ones"),
+        (np.array(["2020", "NaT", "2021"], "M8[D]"), "without missing ones, got 1 mis"),
+        (np.array([1, "NaT", "NaT"], "m8[s]"), "without missing ones, got 2 missing"),
         ([0.0, np.inf, 1.0], "finite labels, got 1 infinite"),
         (pd.Series([0.0, np.inf, -np.inf]), "finite labels, got 2 infinite"),
         (np.array([0.0, np.inf, 1.0], dtype=object), "finite labels, got 1 infinite"),

@@ -53,17 +53,33 @@ class Origin:
             return cls()
         return cls(values.__array_namespace__(), values.device)
 
-    def restored(self, answer: np.ndarray) -> Any:
-        """The answer as an array of this origin; strings have none but numpy's."""
+    def restored(self, answer: np.ndarray, *, exact: bool = False) -> Any:
+        """The answer as an array of this origin; strings have none but numpy's.
+
+        Some devices have nothing of 64 bits: there it is rounded, unless it must be
+        exact, as labels must.
+        """
         if self.namespace is None or answer.dtype.kind not in "biuf":
             return answer
         try:
             return self._placed(answer)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError) as error:
             if answer.dtype.itemsize < 8:
                 raise
-            # some devices have nothing of 64 bits
-            return self._placed(answer.astype(f"{answer.dtype.kind}4"))
+            with np.errstate(over="ignore"):
+                narrow = answer.astype(
+                    f"{answer.dtype.kind}{answer.dtype.itemsize // 2}"
+                )
+            lost = narrow != answer if exact else np.isinf(narrow) & ~np.isinf(answer)
+            if lost.any():
+                raise ValueError(
+                    complaint(
+                        "predict", "X", f"on a device that holds {answer.dtype}",
+                        f"{self.device}, which has no {answer[lost][0]}",
+                        "Pass it as a numpy array.",
+                    )
+                ) from error  # fmt: skip
+            return self._placed(narrow)
 
     def _placed(self, answer: np.ndarray) -> Any:
         if self.namespace is torch:

@@ -300,13 +300,17 @@ def _label_array(callee: str, y: Any) -> np.ndarray:
 def _plain(y: Any) -> np.ndarray:
     # pandas' way keeps its missing values; that of pyarrow refuses to copy
     labels = y.to_numpy() if hasattr(y, "isna") else np.asarray(y)
-    # numpy's texts of variable width are known to few
-    return labels.astype(object) if labels.dtype.kind == "T" else labels
+    # numpy's texts of variable width, and bytes in foreign order, are known to few
+    if labels.dtype.kind == "T":
+        return labels.astype(object)
+    return labels.astype(labels.dtype.newbyteorder("="), copy=False)
 
 
 def _missing(labels: np.ndarray) -> np.ndarray:
     if labels.dtype.kind == "f":
         return np.isnan(labels)
+    if labels.dtype.kind in "mM":
+        return np.isnat(labels)
     if labels.dtype.kind != "O":
         return np.zeros(labels.shape, dtype=bool)
     absent = [is_missing(value) for value in labels.flat]
