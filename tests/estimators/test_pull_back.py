@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 
+import joblib
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,12 @@ from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from normalign.estimators import RFAMClassifier, RFAMRegressor, RFMClassifier
+from normalign.estimators import (
+    RFAMClassifier,
+    RFAMRegressor,
+    RFMClassifier,
+    as_torch,
+)
 from normalign.robustness import pgd
 
 NAMES = np.array(["ant", "bee", "cat"])
@@ -140,6 +147,29 @@ def test_what_was_fitted_elsewhere_pulls_back_here():
     found = loaded.pull_back(new_rows(), lambda found, rows: found)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"max_leaf_size": 30}], ids=["whole", "parts"]
+)
+def test_a_machine_that_is_a_map_of_a_file_answers_without_a_warning(
+    tmp_path, settings
+):
+    model, X = fitted(**settings)
+    joblib.dump(model, tmp_path / "model.joblib")
+    mapped = joblib.load(tmp_path / "model.joblib", mmap_mode="r")
+    assert not mapped.location_.flags.writeable
+    frozen = X.copy()
+    frozen.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = mapped.pull_back(new_rows(), lambda found, rows: found)
+        as_torch(mapped)(new_rows())
+        mapped.jacobian(X)
+        pgd(mapped, frozen, model.predict(X), radii=0.1, low=frozen.min(0))
+    expected = model.pull_back(new_rows(), lambda found, rows: found)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_an_attack_ends_where_the_estimator_itself_is_wrong():

@@ -149,8 +149,9 @@ class FittedMachine(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         machine, scale = self._model()
         dtype, bandwidth = _measures(machine)
         far, place = farthest(dtype, bandwidth), self._device_here()
-        location = torch.as_tensor(self.location_, device=place)
-        intercept = torch.as_tensor(self.intercept_, device=place)
+        # copies: arrays that are maps of a file cannot be written to
+        location = torch.tensor(self.location_, device=place)
+        intercept = torch.tensor(self.intercept_, device=place)
         inside = (X.detach().to(place, torch.float64) - location) / self.unit_
         inside = inside.clamp(-far, far).to(dtype)
 

@@ -284,7 +284,7 @@ def checked_range(
 
     def on_x(name: str, bound: Bound) -> Bound:
         if isinstance(bound, np.ndarray):
-            bound = torch.as_tensor(bound)
+            bound = torch.tensor(bound)  # it may be read-only
         if not isinstance(bound, Tensor):
             number = bound is None or isinstance(bound, Real)
             require_kind(number, callee, name, "a number or a tensor", repr(bound))
