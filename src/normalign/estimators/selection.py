@@ -28,6 +28,7 @@ from normalign.estimators.search.candidates import (
 from normalign.estimators.search.folds import chosen_splits
 from normalign.estimators.search.trajectories import (
     Fold,
+    OnCopies,
     TrajectoryJob,
     rounds_left,
     scored_trajectory,
@@ -115,7 +116,8 @@ class _Selecting:
         estimator: Any = self
         with unchanged_on_failure(estimator):
             check_candidates(estimator)
-            check_parameters(self._fresh(time_limit_s=self.time_limit_s))
+            own = {"time_limit_s": self.time_limit_s, "verbose": self.verbose}
+            check_parameters(self._fresh(**own))
             deadline = None
             if self.time_limit_s is not None:
                 deadline = time.time() + _SEARCH_SHARE * float(self.time_limit_s)
@@ -250,7 +252,7 @@ def _scorer(callee: str, plain: Any, scoring: Any) -> Any:
     try:
         if isinstance(scoring, str):
             return get_scorer(scoring)
-        return check_scoring(plain, scoring=scoring)
+        return OnCopies(check_scoring(plain, scoring=scoring))
     except ValueError as error:
         remedy = "See sklearn.metrics.get_scorer_names()."
         if not isinstance(scoring, str):
@@ -303,7 +305,7 @@ class RFAMClassifierCV(_Selecting, RFAMClassifier):  # type: ignore[misc]
         0 is the covariance alone, 1 an RFM.
     n_iter : int, default=5
         Iterations 0 to `n_iter` are candidates.
-    cv : int, float, splitter, iterable or None, default=5
+    cv : int, float, splitter, list of splits or None, default=5
         Number of shuffled, stratified folds, 5 for None; or the share of rows in one
         validation split; or what scikit-learn takes for `cv` (for groups pass the list
         of splits). A splitter sees X, y and rows of weight zero; of several label
@@ -371,7 +373,7 @@ class RFAMRegressorCV(_Selecting, RFAMRegressor):  # type: ignore[misc]
 
     Parameters
     ----------
-    cv : int, float, splitter, iterable or None, default=5
+    cv : int, float, splitter, list of splits or None, default=5
         Number of shuffled folds, 5 for None; or the share of rows in one validation
         split; or what scikit-learn takes for `cv` (for groups pass the list of splits).
         A splitter sees X, y and rows of weight zero.

@@ -16,12 +16,14 @@ from normalign.estimators.base import two_seeds
 from normalign.estimators.partition.partitioned import partitioned_iterations
 from normalign.estimators.problem import Problem, Score
 from normalign.estimators.rfam import RFAMClassifier, RFAMRegressor
+from normalign.estimators.search.folds import words_of
 from normalign.estimators.tables.arrays import Origin, checked_features
 from normalign.estimators.whole import CALIBRATION_ROWS, left_out
 from normalign.estimators.workers import Clock, Pace, shared_threads
 
 __all__ = [
     "Fold",
+    "OnCopies",
     "Trajectory",
     "TrajectoryJob",
     "rounds_left",
@@ -39,6 +41,18 @@ class Fold:
     train: tuple[np.ndarray, np.ndarray, np.ndarray | None]
     test: tuple[np.ndarray, np.ndarray, np.ndarray | None]
     shown: Any = None
+
+
+@dataclass(frozen=True)
+class OnCopies:
+    """A caller's own scorer: what it writes to must not be the next candidate's."""
+
+    scorer: Callable[..., Any]
+
+    def __call__(self, estimator: Any, X: Any, y: np.ndarray, **more: Any) -> Any:
+        """Score as the caller does."""
+        copies = {name: value.copy() for name, value in more.items()}
+        return self.scorer(estimator, X.copy(), y.copy(), **copies)
 
 
 @dataclass(frozen=True)
@@ -231,7 +245,7 @@ def _asked(scorer: Callable[..., Any], view: Any, job: TrajectoryJob) -> float:
     shown = x if job.fold.shown is None else job.fold.shown
     try:
         return float(scorer(view, shown, y, **more))
-    except (AttributeError, TypeError, ValueError) as error:
+    except Exception as error:  # a scorer is the caller's code
         rule = "a scorer that gives one number for every split"
         remedy = "Call it on a machine fitted to that split to see why."
         if weights is not None and "sample_weight" in str(error):
@@ -243,7 +257,7 @@ def _asked(scorer: Callable[..., Any], view: Any, job: TrajectoryJob) -> float:
                 "split: take fewer folds, or merge rare classes."
             )
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        said = f"one that says: {str(error).rstrip('.')}"
+        said = f"one that says: {words_of(error)}"
         raise kind(complaint(job.callee, "scoring", rule, said, remedy)) from error
 
 
