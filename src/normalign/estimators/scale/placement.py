@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from scipy.spatial.distance import pdist
 
-from normalign._checks import complaint, require
+from normalign._checks import complaint, describe, require
 
 __all__ = [
     "Frame",
@@ -340,12 +340,15 @@ def chosen_device(callee: str, name: Any, n: int, *, given: Any = None) -> torch
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    except (RuntimeError, TypeError, AssertionError) as error:
-        raise ValueError(
-            complaint(
-                callee, "device", '"auto" or a device of torch that is here', repr(name)
-            )
-        ) from error  # fmt: skip
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        OverflowError,
+        AssertionError,
+    ) as error:
+        rule = '"auto" or a device of torch that is here'
+        raise ValueError(complaint(callee, "device", rule, describe(name))) from error
     require(
         device.type != "meta", callee, "device", "a device that computes", repr(name)
     )

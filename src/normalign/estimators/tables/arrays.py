@@ -226,8 +226,11 @@ def filled(table: Any) -> Any:
     array([[1.5, nan]])
     """
     if _is_frame(table):
-        objects = any(str(kind) == "object" for kind in table.dtypes)
-        return table.where(table.notna(), np.nan) if objects else table
+        places = [i for i, kind in enumerate(table.dtypes) if str(kind) == "object"]
+        made = table.copy() if places else table
+        for i in places:
+            made.isetitem(i, with_nan(table.iloc[:, i].to_numpy()))
+        return made
     if isinstance(table, np.ndarray) and table.dtype.kind == "O" and table.ndim == 2:
         return with_nan(table)
     return table

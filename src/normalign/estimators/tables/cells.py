@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from normalign._checks import as_float
+
 __all__ = ["is_missing", "kinds_of", "text_of", "type_kind", "unmasked", "with_nan"]
 
 _DATES = (
@@ -103,14 +105,14 @@ def text_of(value: Any) -> str:
 
 
 def with_nan(values: np.ndarray) -> np.ndarray:
-    """Objects that are numbers, or missing, as float64.
+    """Objects that are numbers, or missing, as float64; infinite ones beyond it.
 
     Examples
     --------
-    >>> with_nan(np.array([1, None], dtype=object))
-    array([ 1., nan])
+    >>> with_nan(np.array([1, None, 10**400], dtype=object))
+    array([ 1., nan, inf])
     """
-    filled = [np.nan if is_missing(value) else value for value in values.flat]
+    filled = [np.nan if is_missing(value) else as_float(value) for value in values.flat]
     return np.array(filled, dtype=np.float64).reshape(values.shape)
 
 
