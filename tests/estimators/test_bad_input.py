@@ -12,6 +12,7 @@ from scipy import sparse
 from normalign.estimators import (
     RFAMClassifier,
     RFAMClassifierCV,
+    RFAMRegressorCV,
     RFMClassifier,
     RFMRegressor,
     make_tabular_pipeline,
@@ -353,6 +354,32 @@ def test_what_is_no_table_is_refused_in_the_house_form(table, error, words):
         machine = RFMRegressor(n_iter=0).fit(X, NUMBERS)
         with pytest.raises(error, match=r"^RFMRegressor: X must be a table as in fit"):
             machine.predict(table)
+
+
+RECORDS = np.array([(1, 2.0), (2, 1.0)], dtype=[("a", "i4"), ("b", "f8")])
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (
+            [{"a": 1, "b": 2.0}, {"a": 2, "b": 1.0}],
+            r"a list of dicts\. .*Frame\(rows\)",
+        ),
+        (RECORDS, r"an array with the fields \('a', 'b'\)\. Use pandas.DataFrame\(X\)"),
+        (RECORDS.view(np.recarray), "an array with the fields"),
+        (RECORDS[:, None], "an array with the fields"),
+    ],
+    ids=["dicts", "structured", "records", "column"],
+)
+@pytest.mark.parametrize("whole", [RFMRegressor, RFAMRegressorCV, "pipeline"])
+def test_rows_that_name_their_values_are_refused_with_the_remedy(table, words, whole):
+    pipeline = whole == "pipeline"
+    machine = make_tabular_pipeline(RFMRegressor()) if pipeline else whole()
+    callee = "make_tabular_pipeline" if pipeline else whole.__name__
+    rule = f"^{callee}: X must be a table of rows and columns, got {words}"
+    with pytest.raises(TypeError, match=rule):
+        machine.fit(table, [1.0, 2.0])
 
 
 def state(estimator):

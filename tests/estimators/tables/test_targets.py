@@ -181,6 +181,30 @@ def test_numbers_that_are_none_are_refused(values, words):
         numbers("fit", values, n=3)
 
 
+RAGGED = [[1], [1, 2]]
+
+
+def test_answers_of_different_lengths_are_refused_with_the_remedy():
+    objects = np.array([None, None])
+    objects[:] = RAGGED
+    for rows in (RAGGED, objects, pd.Series(RAGGED)):
+        for read in (class_labels, plain_labels):
+            with pytest.raises(ValueError, match=r"^fit: y must .*MultiLabelBinarizer"):
+                read("fit", rows)
+        with pytest.raises(ValueError, match=r"^fit: y must .* Give every row as many"):
+            numbers("fit", rows)
+
+
+def test_an_index_of_several_levels_is_refused_with_the_remedy():
+    index = pd.MultiIndex.from_arrays([[1, 2, 1], [3, 4, 4]])
+    for read in (class_labels, plain_labels, numbers):
+        with pytest.raises(
+            TypeError, match=r"^fit: y must .*got a MultiIndex\. Pass y.to"
+        ):
+            read("fit", index)
+        read("fit", index.to_frame(index=False))
+
+
 def test_sparse_answers_are_refused_with_the_remedy():
     for read in (class_labels, numbers):
         with pytest.raises(TypeError, match="toarray"):

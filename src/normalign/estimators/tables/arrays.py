@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,14 @@ from normalign._checks import complaint, describe, require, require_kind
 from normalign.estimators.tables.cells import kinds_of, type_kind, unmasked, with_nan
 from normalign.estimators.tables.frames import in_pandas
 
-__all__ = ["Origin", "as_numpy", "checked_features", "checked_weights", "filled"]
+__all__ = [
+    "Origin",
+    "as_numpy",
+    "checked_features",
+    "checked_weights",
+    "filled",
+    "refuse_records",
+]
 
 # Weights by which any ridge can be divided in single precision.
 _WEIGHTS = (1e-20, 1e20)
@@ -129,6 +136,7 @@ def checked_features(estimator: Any, X: Any, *, reset: bool) -> np.ndarray:
         scikit-learn's words if its shape or its columns' names are wrong.
     """
     callee = type(estimator).__name__
+    refuse_records(callee, X)
     given = X if type(X) is np.ndarray else _read(callee, X)
     _require_numbers(callee, given)
     table: Any
@@ -168,6 +176,23 @@ def _is_plain(table: Any) -> bool:
     if type(table) is not np.ndarray or table.dtype.char not in "df":
         return False
     return table.dtype.isnative and table.ndim == 2 and table.size > 0
+
+
+def refuse_records(callee: str, X: Any) -> None:
+    """Complain of rows that name their values: they are no table yet.
+
+    Raises
+    ------
+    TypeError
+        If X is a list of dicts, or a structured array.
+    """
+    rows = isinstance(X, list | tuple) and len(X) > 0 and isinstance(X[0], Mapping)
+    fields = getattr(getattr(X, "dtype", None), "names", None)
+    require_kind(
+        not rows and fields is None, callee, "X", "a table of rows and columns",
+        "a list of dicts" if rows else f"an array with the fields {fields}",
+        f"Use pandas.DataFrame({'rows' if rows else 'X'}).",
+    )  # fmt: skip
 
 
 def _require_dense(callee: str, X: Any) -> None:
