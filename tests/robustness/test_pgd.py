@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from normalign.geometry import local_affine, local_robustness
-from normalign.robustness import cosine_steps, pgd
+from normalign.robustness import cosine_steps, minimal_radius, pgd
 from normalign.robustness.balls import distance
 from normalign.robustness.losses import LOSSES
 from tests.cases import CASES, Recurrent
@@ -366,6 +366,23 @@ def test_labels_need_not_be_a_tensor_but_what_is_attacked_must_be_a_model():
         pgd(model, x, ["cat"] * len(x), radii=0.5)
     with pytest.raises(TypeError, match="method pull_back, got ndarray"):
         pgd(np.eye(3), x, y, radii=0.5)
+
+
+def test_radii_beyond_a_float_are_refused():
+    model, x, y = network()
+    with pytest.raises(
+        ValueError, match=r"^pgd: radii must be finite.*got an integer of"
+    ):
+        pgd(model, x, y, radii=[0.5, 10**400])
+    with pytest.raises(ValueError, match=r"^pgd: step_size must be finite"):
+        pgd(model, x, y, radii=0.5, step_size=10**400)
+    with pytest.raises(
+        ValueError, match=r"^cosine_steps: total must be positive and fin"
+    ):
+        cosine_steps(3, total=10**400)
+    words = "^minimal_radius: max_radius must be positive and finite, got an integer of"
+    with pytest.raises(ValueError, match=words):
+        minimal_radius(model, x, y, max_radius=10**400)
 
 
 def test_what_is_missing_is_refused_and_not_counted_as_broken():
