@@ -252,7 +252,8 @@ def _scorer(callee: str, plain: Any, scoring: Any) -> Any:
     try:
         if isinstance(scoring, str):
             return get_scorer(scoring)
-        return OnCopies(check_scoring(plain, scoring=scoring))
+        checked: Any = check_scoring(plain, scoring=scoring)
+        return OnCopies(checked)
     except ValueError as error:
         remedy = "See sklearn.metrics.get_scorer_names()."
         if not isinstance(scoring, str):
