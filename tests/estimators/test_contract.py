@@ -406,4 +406,6 @@ def test_a_default_device_of_torch_is_none_of_ours(kind, settings):
         machine = kind(n_iter=1, **settings).fit(X, y)
         machine.predict(FRESH)
         found = machine.jacobian(FRESH)
+        placed = machine.transform(FRESH)
     np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(placed, machine.transform(FRESH))

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normalign.kernels import initial_metric, metric_root, normalised
+from normalign.kernels.metric import learned
 from tests.kernels.cases import DOUBLE, metric, points
 
 
@@ -48,6 +49,13 @@ def test_without_any_variance_the_start_is_the_identity(x, diagonal):
 def test_a_weight_outside_the_unit_interval_is_refused(weight):
     with pytest.raises(ValueError, match=r"identity_weight must be in \[0, 1\]"):
         initial_metric(torch.ones(2, 2), identity_weight=weight)
+
+
+def test_what_is_learned_from_nothing_is_the_identity_wherever_torch_defaults_to():
+    update = torch.zeros(2, 2, dtype=DOUBLE)
+    with torch.device("meta"):  # which keeps no values, so that nothing may go there
+        found = learned(update, None)
+    assert torch.equal(found, torch.eye(2, dtype=DOUBLE))
 
 
 def test_the_root_squared_is_the_metric():

@@ -92,7 +92,7 @@ class FittedMachine(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         x, finish = self._entered(X)
         # An update is right to some hundred roundings; in roots they would be seen.
         rounding = torch.finfo(DTYPES[self.dtype_]).eps ** 0.7
-        metric = torch.tensor(self.metric_, dtype=torch.float64)
+        metric = torch.tensor(self.metric_, dtype=torch.float64, device="cpu")
         root = metric_root(metric, least=rounding)
         return finish(through_metric(x.cpu().double(), root).numpy() * self.unit_)
 

@@ -76,7 +76,9 @@ def learned(update: Tensor, metric: Tensor | None) -> Tensor:
     trace = float(metric_diagonal(update).sum())
     if 0 < trace < math.inf:
         return update * (len(update) / trace)
-    return torch.eye(len(update)).to(update) if metric is None else metric
+    if metric is not None:
+        return metric
+    return torch.eye(len(update), dtype=update.dtype, device=update.device)
 
 
 def initial_metric(
