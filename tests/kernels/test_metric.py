@@ -1,5 +1,6 @@
 """Metrics: where machines start, the trace, the root."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -56,6 +57,56 @@ def test_what_is_learned_from_nothing_is_the_identity_wherever_torch_defaults_to
     with torch.device("meta"):  # which keeps no values, so that nothing may go there
         found = learned(update, None)
     assert torch.equal(found, torch.eye(2, dtype=DOUBLE))
+
+
+@pytest.mark.parametrize(
+    ("x", "more", "error", "words"),
+    [
+        (
+            np.ones((3, 2)),
+            {},
+            TypeError,
+            "x must be a floating tensor, got a float64 nd",
+        ),
+        (
+            torch.ones(3, 2).long(),
+            {},
+            TypeError,
+            "x must be a floating tensor, got a int",
+        ),
+        (torch.ones(3), {}, ValueError, r"x must be of shape \(n, d\)"),
+        (
+            torch.ones(3, 2),
+            {"identity_weight": "a"},
+            TypeError,
+            "must be a number, got",
+        ),
+        (
+            torch.ones(3, 2),
+            {"weights": [1, 1, 1]},
+            TypeError,
+            "weights must be a float",
+        ),
+        (
+            torch.ones(3, 2),
+            {"weights": torch.ones(2)},
+            ValueError,
+            "weights must be of",
+        ),
+    ],
+)
+def test_what_makes_no_start_is_refused_in_the_house_form(x, more, error, words):
+    with pytest.raises(error, match=f"^initial_metric: .*{words}"):
+        initial_metric(x, **{"identity_weight": 0.5, **more})
+
+
+@pytest.mark.parametrize("asked", [metric_root, normalised])
+def test_what_is_no_metric_is_refused_in_the_house_form(asked):
+    form = f"^{asked.__name__}: metric must be"
+    with pytest.raises(TypeError, match=f"{form} a floating tensor, got a float64 nd"):
+        asked(np.eye(2))
+    with pytest.raises(ValueError, match=rf"{form} of shape \(d, d\), or \(d,\)"):
+        asked(torch.ones(2, 3))
 
 
 def test_the_root_squared_is_the_metric():
