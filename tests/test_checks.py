@@ -7,7 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normalign._checks import as_float, complaint, describe, require, require_kind
+from normalign._checks import (
+    as_float,
+    complaint,
+    describe,
+    module_of_extra,
+    require,
+    require_kind,
+)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +54,17 @@ def test_a_value_is_described_in_a_few_words(value, expected):
 )
 def test_a_number_beyond_a_float_is_infinite(value, expected):
     assert as_float(value) == expected
+
+
+def test_a_module_that_is_not_there_is_asked_for_by_its_extra():
+    words = (
+        "^plot: the plots extra must be installed, got no module named no_such_one. "
+        r'pip install "normalign\[plots\]"$'
+    )
+    with pytest.raises(ModuleNotFoundError, match=words) as caught:
+        module_of_extra("plot", "no_such_one", "plots")
+    assert caught.value.name == "no_such_one"
+    assert module_of_extra("plot", "math", "plots") is math
 
 
 def test_a_large_tensor_is_described_without_its_numbers():

@@ -7,10 +7,20 @@ private functions trust their callers.
 
 from __future__ import annotations
 
+import importlib
 import math
 from typing import Any
 
-__all__ = ["as_float", "complaint", "describe", "require", "require_kind"]
+__all__ = [
+    "as_float",
+    "complaint",
+    "describe",
+    "installing",
+    "missing_extra",
+    "module_of_extra",
+    "require",
+    "require_kind",
+]
 
 
 def as_float(value: Any) -> float:
@@ -84,3 +94,45 @@ def require_kind(
     """Raise a ``TypeError`` in the house form unless the condition holds."""
     if not condition:
         raise TypeError(complaint(callee, argument, rule, got, remedy))
+
+
+def installing(extra: str) -> str:
+    """Say how an extra is installed, in quotes that every shell knows.
+
+    Examples
+    --------
+    >>> installing("plots")
+    'pip install "normalign[plots]"'
+    """
+    return f'pip install "normalign[{extra}]"'
+
+
+def module_of_extra(callee: str, name: str, extra: str) -> Any:
+    """Import a module that an extra brings.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If it is not there; says how it is installed.
+
+    Examples
+    --------
+    >>> module_of_extra("plot", "math", "plots").__name__
+    'math'
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise missing_extra(callee, extra, error) from error
+
+
+def missing_extra(
+    callee: str, extra: str, error: ModuleNotFoundError
+) -> ModuleNotFoundError:
+    """Return the error of an import with the extra that would have brought it."""
+    package = str(error.name).partition(".")[0]
+    text = complaint(
+        callee, f"the {extra} extra", "installed", f"no module named {package}",
+        installing(extra),
+    )  # fmt: skip
+    return ModuleNotFoundError(text, name=error.name)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from normalign._checks import module_of_extra
 from normalign.geometry.chunks import ChunkSize
 from normalign.geometry.local_map import At
 from normalign.geometry.matrix_free import MatrixFreeOptions
@@ -66,8 +67,7 @@ class LayerProfile(Mapping[str, LocalGeometry]):
 
     def to_frame(self) -> pd.DataFrame:
         """Return a pandas DataFrame with columns place, sample, measure and value."""
-        import pandas as pd
-
+        pd = module_of_extra("LayerProfile.to_frame", "pandas", "frames")
         columns = ["place", "sample", "measure", "value"]
         rows = [
             (place, sample, measure, value)

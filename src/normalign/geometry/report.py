@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from normalign._checks import require
+from normalign._checks import module_of_extra, require
 from normalign.geometry.chunks import ChunkSize, plan_chunks
 from normalign.geometry.exact import exact_measures
 from normalign.geometry.jacobian import check_batch, shape_of
@@ -88,8 +88,7 @@ class LocalGeometry:
 
     def to_frame(self) -> pd.DataFrame:
         """Return a pandas DataFrame, one row per sample, one column per measure."""
-        import pandas as pd
-
+        pd = module_of_extra("LocalGeometry.to_frame", "pandas", "frames")
         return pd.DataFrame({k: v.cpu().numpy() for k, v in self.measures().items()})
 
     def __len__(self) -> int:
