@@ -28,6 +28,8 @@ from normalign._checks import (
         (np.zeros(4), "a float64 ndarray of shape (4,)"),
         (torch.nn.Parameter(torch.zeros(1)), "a float32 Parameter of shape (1,)"),
         (list(range(100)), "a list"),
+        (np.float64(-0.5), "-0.5"),
+        (np.int8(3), "3"),
         (np.float64, "<class 'numpy.float64'>"),
         (np.ndarray, "<class 'numpy.ndarray'>"),
         (torch.Tensor, "<class 'torch.Tensor'>"),

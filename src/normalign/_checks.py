@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from numbers import Number
 from typing import Any
 
 __all__ = [
@@ -38,20 +39,20 @@ def as_float(value: Any) -> float:
 
 
 def describe(value: Any) -> str:
-    """Say in a few words what a value is: tensors by dtype and shape, others by repr.
+    """Say in a few words what a value is: arrays by dtype and shape, others by repr.
 
     Examples
     --------
     >>> describe(3), describe("rows")
     ('3', "'rows'")
     """
-    shape = getattr(value, "shape", None)
-    # of a class, shape is no shape
-    if isinstance(shape, tuple) and hasattr(value, "dtype"):
+    shape, number = getattr(value, "shape", None), isinstance(value, Number)
+    # that of a class is no shape, and a number of numpy's needs none
+    if isinstance(shape, tuple) and hasattr(value, "dtype") and not number:
         dtype = str(value.dtype).removeprefix("torch.")
         return f"a {dtype} {type(value).__name__} of shape {tuple(shape)}"
     try:
-        text = repr(value)
+        text = str(value) if number else repr(value)
     except ValueError:  # an integer of thousands of digits has none
         text = ""
     if 0 < len(text) <= 80:

@@ -434,6 +434,8 @@ def test_a_second_fit_forgets_the_first_one():
         ({"exponent": 2.5}, r"exponent must be in \(0, 2\], got 2.5"),
         ({"bandwidth": 0}, r"bandwidth must be in \(0, inf\), got 0"),
         ({"bandwidth": np.inf}, "bandwidth must be"),
+        ({"bandwidth": np.float64(-1)}, r"bandwidth must be in .*, got -1\.0\."),
+        ({"n_iter": np.int64(-2)}, r"n_iter must be 0 or more, got -2\."),
         ({"bandwidth_rule": "mean"}, "bandwidth_rule must be one of"),
         ({"ridge": -1.0}, "ridge must be"),
         ({"ridge": np.nan}, "ridge must be"),
