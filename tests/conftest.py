@@ -29,6 +29,17 @@ def same_numbers_every_time():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def half_by_default():
+    """Floats of half precision wherever torch is not told another."""
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float16)
+    yield
+    torch.set_default_dtype(before)
+
+
 def pytest_collection_modifyitems(config, items):
     missing = {}
     if not os.environ.get("NORMALIGN_DATA"):

@@ -180,7 +180,7 @@ def test_doctor_prints_tables(capsys, monkeypatch):
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "cpu" in out
-    assert "pip install 'normalign[download]'" in out
+    assert 'pip install "normalign[download]"' in out
     assert "not here" in out
 
 
@@ -426,7 +426,7 @@ def test_without_safetensors_the_extra_is_named(files, capsys, monkeypatch):
     (files.folder / "w.safetensors").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "safetensors", None)
     assert main(replaced(files.words, "w.pt", "w.safetensors")) == 2
-    assert "pip install 'normalign[weights]'" in one_line(capsys)
+    assert 'pip install "normalign[weights]"' in one_line(capsys)
 
 
 def test_the_function_is_called_build_unless_said_otherwise(files):

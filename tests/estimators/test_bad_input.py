@@ -12,8 +12,10 @@ from scipy import sparse
 from normalign.estimators import (
     RFAMClassifier,
     RFAMClassifierCV,
+    RFAMRegressorCV,
     RFMClassifier,
     RFMRegressor,
+    make_tabular_pipeline,
 )
 from normalign.kernels import direct
 from tests.estimators.samples import (
@@ -355,6 +357,32 @@ def test_what_is_no_table_is_refused_in_the_house_form(table, error, words):
             machine.predict(table)
 
 
+RECORDS = np.array([(1, 2.0), (2, 1.0)], dtype=[("a", "i4"), ("b", "f8")])
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (
+            [{"a": 1, "b": 2.0}, {"a": 2, "b": 1.0}],
+            r"a list of dicts\. .*Frame\(rows\)",
+        ),
+        (RECORDS, r"an array with the fields \('a', 'b'\)\. Use pandas.DataFrame\(X\)"),
+        (RECORDS.view(np.recarray), "an array with the fields"),
+        (RECORDS[:, None], "an array with the fields"),
+    ],
+    ids=["dicts", "structured", "records", "column"],
+)
+@pytest.mark.parametrize("whole", [RFMRegressor, RFAMRegressorCV, "pipeline"])
+def test_rows_that_name_their_values_are_refused_with_the_remedy(table, words, whole):
+    pipeline = whole == "pipeline"
+    machine = make_tabular_pipeline(RFMRegressor()) if pipeline else whole()
+    callee = "make_tabular_pipeline" if pipeline else whole.__name__
+    rule = f"^{callee}: X must be a table of rows and columns, got {words}"
+    with pytest.raises(TypeError, match=rule):
+        machine.fit(table, [1.0, 2.0])
+
+
 def state(estimator):
     return {name: id(value) for name, value in vars(estimator).items()}
 
@@ -407,6 +435,8 @@ def test_a_second_fit_forgets_the_first_one():
         ({"exponent": 2.5}, r"exponent must be in \(0, 2\], got 2.5"),
         ({"bandwidth": 0}, r"bandwidth must be in \(0, inf\), got 0"),
         ({"bandwidth": np.inf}, "bandwidth must be"),
+        ({"bandwidth": np.float64(-1)}, r"bandwidth must be in .*, got -1\.0\."),
+        ({"n_iter": np.int64(-2)}, r"n_iter must be 0 or more, got -2\."),
         ({"bandwidth_rule": "mean"}, "bandwidth_rule must be one of"),
         ({"ridge": -1.0}, "ridge must be"),
         ({"ridge": np.nan}, "ridge must be"),
@@ -425,8 +455,18 @@ def test_a_second_fit_forgets_the_first_one():
         ({"n_jobs": 0}, "n_jobs must be a number of workers"),
         ({"random_state": -1}, r"random_state must be in \[0, 2\*\*32\), got -1"),
         ({"random_state": 2**32}, r"random_state must be in .*, got 4294967296"),
+        *(
+            ({name: 10**400}, rf"{name} must be in .*, got an integer of 1329 bits\.")
+            for name in (
+                *("bandwidth", "ridge", "exponent", "identity_weight"),
+                *("time_limit_s", "validation_fraction"),
+            )
+        ),
+        ({"bandwidth": -(10**400)}, "bandwidth must be in .*, got an integer of"),
+        ({"device": 10**30}, "device must be .*, got 1000000000000000000000000000000"),
+        ({"device": 10**400}, "device must be .*, got an integer of 1329 bits"),
     ],
-    ids=str,
+    ids=lambda given: str(given)[:40],
 )
 def test_values_that_make_no_machine_are_refused(settings, words):
     with pytest.raises(ValueError, match=words) as caught:
@@ -452,6 +492,11 @@ def test_values_that_make_no_machine_are_refused(settings, words):
         {"n_jobs": "a"},
         {"n_jobs": 1.5},
         {"verbose": "no"},
+        {"verbose": np.array([1, 2])},
+        {"verbose": pd.NA},
+        {"bandwidth": np.float64},
+        {"ridge": np.ndarray},
+        {"n_iter": np.int64},
         {"identity_weight": [0.5]},
         {"random_state": "a"},
         {"random_state": 1.5},
@@ -463,6 +508,48 @@ def test_values_that_make_no_machine_are_refused(settings, words):
 def test_parameters_of_the_wrong_kind_are_refused(settings):
     with pytest.raises(TypeError, match=r"^RFAMClassifier: .* must be .*, got "):
         RFAMClassifier(**settings).fit(X, WORDS)
+
+
+@pytest.mark.parametrize("name", ["memory_limit", "max_leaf_size", "agop_samples"])
+def test_limits_beyond_all_bounds_are_none(name):
+    plain = RFMRegressor(n_iter=1).fit(X, NUMBERS)
+    machine = RFMRegressor(n_iter=1, **{name: 10**400}).fit(X, NUMBERS)
+    np.testing.assert_array_equal(machine.predict(X), plain.predict(X))
+
+
+def huge(convert):
+    table = X.astype(object)
+    table[3, 2] = 10**400
+    return convert(table)
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [np.array, np.ndarray.tolist, pd.DataFrame],
+    ids=["array", "list", "frame"],
+)
+def test_a_number_beyond_float64_is_refused_in_the_house_form(convert):
+    table = huge(convert)
+    words = (
+        r"^RFMRegressor: X must be finite, .*got inf in 1 places, in the columns .?2"
+    )
+    with pytest.raises(ValueError, match=words):
+        RFMRegressor().fit(table, NUMBERS)
+    with pytest.raises(ValueError, match=words):
+        RFMRegressor(n_iter=0).fit(convert(X), NUMBERS).predict(table)
+    pipeline = make_tabular_pipeline(RFMRegressor())
+    with pytest.raises(
+        ValueError, match=r"^make_tab.* infinite .*, got inf in 1 places"
+    ):
+        pipeline.fit(table, NUMBERS)
+
+
+def test_answers_and_weights_beyond_float64_are_refused_in_the_house_form():
+    many = [10**400, *NUMBERS[1:]]
+    with pytest.raises(ValueError, match=r"^RFMRegressor: y must be finite"):
+        RFMRegressor().fit(X, many)
+    with pytest.raises(ValueError, match=r"^RFMRegressor: sample_weight must be fin"):
+        RFMRegressor().fit(X, NUMBERS, [10**400, *np.ones(N - 1)])
 
 
 @pytest.mark.parametrize("name", ["bandwidth", "n_iter", "center", "max_leaf_size"])

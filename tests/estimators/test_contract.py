@@ -12,6 +12,7 @@ from sklearn import config_context
 from sklearn.base import clone
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.exceptions import NotFittedError
+from sklearn.metrics import accuracy_score
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
@@ -272,6 +273,54 @@ def test_answers_that_cannot_be_scored_are_refused_in_the_house_form(kind, y, wo
         machine.score(X, y)
 
 
+@pytest.mark.parametrize(
+    "labels",
+    [
+        1e20 * CODES,
+        CODES.astype("M8[D]"),
+        CODES.astype("m8[s]"),
+        CODES.astype(">i4"),
+        CODES[:, None],
+        WORDS.astype(object),
+    ],
+    ids=["large", "dates", "durations", "foreign", "column", "texts"],
+)
+@pytest.mark.filterwarnings("ignore:A column-vector y")
+def test_what_can_be_fitted_can_be_scored(labels):
+    machine = RFMClassifier(n_iter=0, ridge=1.0).fit(X, labels)
+    right = machine.predict(X) == labels.ravel()
+    assert machine.score(X, labels) == right.mean()
+    assert 0 < right.mean() < 1
+    weights = np.arange(N) + 1.0
+    assert machine.score(X, labels, weights) == np.average(right, weights=weights)
+    assert machine.score(torch.as_tensor(X), labels) == right.mean()
+    assert machine.score(X[~right], labels[~right]) == 0.0
+
+
+def test_accuracies_are_those_of_scikit_learn():
+    ones = (CODES[:, None] == [0, 1]).astype(int)
+    weights = np.arange(N) + 1.0
+    for labels in (WORDS, CODES > 1, ones):
+        machine = RFMClassifier(n_iter=0, ridge=1.0).fit(X, labels)
+        for mass in (None, weights):
+            wanted = accuracy_score(labels, machine.predict(X), sample_weight=mass)
+            assert machine.score(X, labels, mass) == pytest.approx(wanted, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("fitted", "asked"),
+    [(WORDS, CODES), (CODES, WORDS), (CODES > 1, CODES.astype("M8[D]"))],
+    ids=["texts", "integers", "booleans"],
+)
+def test_labels_of_another_kind_are_not_scored_as_wrong(fitted, asked):
+    machine = RFMClassifier(n_iter=0).fit(X, fitted)
+    words = "^RFMClassifier: y must be labels like those of fit, got a"
+    with pytest.raises(ValueError, match=words):
+        machine.score(X, asked)
+    with pytest.raises(ValueError, match=words):
+        machine.score(X, (CODES[:, None] == [0, 1]).astype(int))
+
+
 def test_label_columns_of_different_kinds_come_back_as_they_were():
     labels = pd.DataFrame({"code": CODES, "word": WORDS})
     machine = RFMClassifier(n_iter=0, ridge=1e-6).fit(X, labels)
@@ -357,4 +406,6 @@ def test_a_default_device_of_torch_is_none_of_ours(kind, settings):
         machine = kind(n_iter=1, **settings).fit(X, y)
         machine.predict(FRESH)
         found = machine.jacobian(FRESH)
+        placed = machine.transform(FRESH)
     np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(placed, machine.transform(FRESH))

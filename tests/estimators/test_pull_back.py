@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 
+import joblib
 import numpy as np
 import pytest
 import torch
 from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from normalign.estimators import RFAMClassifier, RFAMRegressor, RFMClassifier
-from normalign.robustness import pgd
+from normalign.estimators import (
+    RFAMClassifier,
+    RFAMRegressor,
+    RFMClassifier,
+    as_torch,
+)
+from normalign.robustness import masking_report, minimal_radius, pgd
 
 NAMES = np.array(["ant", "bee", "cat"])
 
@@ -142,6 +150,29 @@ def test_what_was_fitted_elsewhere_pulls_back_here():
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, {"max_leaf_size": 30}], ids=["whole", "parts"]
+)
+def test_a_machine_that_is_a_map_of_a_file_answers_without_a_warning(
+    tmp_path, settings
+):
+    model, X = fitted(**settings)
+    joblib.dump(model, tmp_path / "model.joblib")
+    mapped = joblib.load(tmp_path / "model.joblib", mmap_mode="r")
+    assert not mapped.location_.flags.writeable
+    frozen = X.copy()
+    frozen.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = mapped.pull_back(new_rows(), lambda found, rows: found)
+        as_torch(mapped)(new_rows())
+        mapped.jacobian(X)
+        pgd(mapped, frozen, model.predict(X), radii=0.1, low=frozen.min(0))
+    expected = model.pull_back(new_rows(), lambda found, rows: found)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_an_attack_ends_where_the_estimator_itself_is_wrong():
     model, X = fitted(2)
     y = NAMES[classes(X, 2)]
@@ -157,9 +188,44 @@ def test_a_pipeline_is_refused_and_its_last_step_taken():
     pipeline = make_pipeline(StandardScaler(), RFAMClassifier(n_iter=0)).fit(X, y)
     with pytest.raises(TypeError, match=r"got Pipeline\. .*pipeline\[:-1\].transform"):
         pgd(pipeline, X, y, radii=0.1)
+    with pytest.raises(
+        TypeError, match=r"^masking_report: .* masking_report\(pipeline\["
+    ):
+        masking_report(pipeline, X, y, radii=0.1)
     seen = pipeline[:-1].transform(X)
     attack = pgd(pipeline[-1], seen, y, radii=0.1)
     assert attack.accuracy == pipeline.score(X, y)
+
+
+def test_an_estimator_without_gradients_points_to_its_torch_form():
+    X = table()
+    codes = classes(X)
+    model = LogisticRegression(max_iter=1000).fit(X, NAMES[codes])
+    words = (
+        r"^pgd: model must be callable, .*, got LogisticRegression\. Attack as_torch"
+    )
+    with pytest.raises(TypeError, match=words):
+        pgd(model, X, NAMES[codes], radii=0.1)
+    rows = torch.as_tensor(X)
+    attack = pgd(as_torch(model), rows, codes, radii=0.1)
+    assert attack.accuracy == model.score(X, NAMES[codes])
+
+
+@pytest.mark.parametrize("attacked", [pgd, minimal_radius, masking_report])
+def test_an_attack_needs_a_classifier_of_one_label(attacked):
+    X = table()
+    size = {"max_radius": 1.0} if attacked is minimal_radius else {"radii": 1.0}
+    y, name = (X[:, 0] > 5).astype(int), attacked.__name__
+    regressors = RFAMRegressor(n_iter=0).fit(X, y), LinearRegression().fit(X, y)
+    for model in regressors:
+        words = f"^{name}: model must be a classifier, got {type(model).__name__}"
+        with pytest.raises(TypeError, match=words):
+            attacked(model, X, y, **size)
+    two = np.stack([NAMES[y], NAMES[1 - y]], axis=1)
+    several = RFAMClassifier(n_iter=0).fit(X, two)
+    words = f"^{name}: model must be a classifier with one label per sample, got a RFAM"
+    with pytest.raises(ValueError, match=words):
+        attacked(several, X, two, **size)
 
 
 def test_an_estimator_without_a_fit_is_refused():

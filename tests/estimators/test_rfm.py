@@ -1,4 +1,5 @@
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from sklearn.kernel_ridge import KernelRidge
 from torch.func import jacrev, vmap
 
 from normalign import local_geometry
-from normalign.estimators import RFMClassifier, RFMRegressor, as_torch
+from normalign.estimators import RFMClassifier, RFMRegressor, as_torch, base
 from normalign.kernels import Laplace, Machine
 from tests.estimators.samples import CODES, FRESH, NUMBERS, REGRESSORS, WORDS, D, N, X
 from tests.kernels import transcription
@@ -434,3 +435,33 @@ def test_a_caution_of_the_solver_is_told_once_in_the_name_of_whom_was_called():
     assert str(one.message).startswith("RFMRegressor: K + ridge")
     assert one.filename == __file__
     assert machine.jitter_ > 0
+
+
+@pytest.mark.parametrize(
+    ("device", "n", "settings", "size"),
+    [
+        ("cpu", 20_000, {}, None),
+        ("cpu", 20_001, {}, 8000),
+        ("cuda", 200_000, {}, None),
+        ("cuda", 200_001, {}, 40_000),
+        ("cpu", 50_000, {"solver": "cg"}, None),
+        ("cpu", 50_000, {"solver": "cholesky"}, None),
+        ("cpu", 50_000, {"max_leaf_size": None}, None),
+        ("cpu", 50_000, {"max_leaf_size": 999}, 999),
+        ("cpu", 999, {"max_leaf_size": 999}, None),
+    ],
+)
+def test_large_tables_are_fitted_in_parts_unless_one_system_is_asked_for(
+    device, n, settings, size
+):
+    problem = SimpleNamespace(n=n, device=torch.device(device))
+    assert RFMClassifier(**settings)._leaf_size(problem) == size
+
+
+def test_a_table_above_the_limit_is_fitted_in_parts(monkeypatch):
+    monkeypatch.setattr(base, "_WHOLE_ROWS", {"cpu": 50, "accelerator": 50})
+    monkeypatch.setattr(base, "_LEAF_ROWS", {"cpu": 20, "accelerator": 20})
+    machine = RFMRegressor(n_iter=0, random_state=0).fit(X, NUMBERS)
+    wanted = RFMRegressor(n_iter=0, random_state=0, max_leaf_size=20).fit(X, NUMBERS)
+    assert len(machine.leaves_["offsets"]) > 2
+    np.testing.assert_array_equal(machine.predict(FRESH), wanted.predict(FRESH))

@@ -11,13 +11,19 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.exceptions import UndefinedMetricWarning
-from sklearn.metrics import accuracy_score, get_scorer, log_loss, r2_score
+from sklearn.metrics import (
+    accuracy_score,
+    get_scorer,
+    log_loss,
+    make_scorer,
+    r2_score,
+)
 from sklearn.model_selection import GroupKFold, KFold, StratifiedKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
-from normalign.estimators import RFAMClassifier, RFAMRegressor
+from normalign.estimators import RFAMClassifier, RFAMRegressor, as_torch
 from normalign.estimators import selection as selection_module
 from normalign.estimators import workers as workers_module
 from normalign.estimators.search import trajectories as trajectories_module
@@ -724,7 +730,36 @@ def test_skops_trusts_what_was_fitted():
         ({"bandwidth": -1.0}, ValueError, "RFAMRegressorCV: bandwidth must be"),
         ({"n_iter": -1}, ValueError, "RFAMRegressorCV: n_iter must be"),
         ({"time_limit_s": 0.0}, ValueError, "RFAMRegressorCV: time_limit_s must be"),
+        (
+            {"verbose": "loud"},
+            TypeError,
+            "^RFAMRegressorCV: verbose must .* got 'loud'",
+        ),
+        (
+            {"verbose": np.array([1, 2])},
+            TypeError,
+            "^RFAMRegressorCV: verbose must be a",
+        ),
+        ({"verbose": pd.NA}, TypeError, "^RFAMRegressorCV: verbose must .*, got <NA>"),
+        ({"ridges": {1.0: "a"}}, TypeError, "sequence of numbers.* Pass a list"),
+        ({"ridges": {1.0, 2.0}}, TypeError, "sequence of numbers.* Pass a list"),
+        ({"ridges": b"ab"}, TypeError, "sequence of numbers.* Pass a list"),
+        ({"identity_weights": {0: 1}.keys()}, TypeError, "numbers.* Pass a list"),
+        ({"ridges": (1.0, 10**400)}, ValueError, "positive and finite, got an integer"),
+        (
+            {"identity_weights": [10**400]},
+            ValueError,
+            r"in \[0, 1\], got an integer of",
+        ),
+        ({"bandwidth": 10**400}, ValueError, "RFAMRegressorCV: bandwidth must be in"),
+        (
+            {"cv": iter([(X, X)])},
+            TypeError,
+            r"RFAMRegressorCV: cv must .* pass list\(cv",
+        ),
+        ({"cv": KFold(2).split(X)}, TypeError, r"got a generator\..* pass list\(cv\)"),
     ],
+    ids=lambda given: None if isinstance(given, type | str) else str(list(given)),
 )
 def test_wrong_parameters_are_refused_in_the_house_form(changes, error, words):
     machine = RFAMRegressorCV(**{**SMALL, **changes})
@@ -732,6 +767,90 @@ def test_wrong_parameters_are_refused_in_the_house_form(changes, error, words):
     with pytest.raises(error, match=words):
         machine.fit(X, NUMBERS)
     assert vars(machine) == before
+
+
+def test_a_number_of_folds_beyond_all_bounds_is_one_for_each_row():
+    few = slice(0, 8)
+    machine = RFAMRegressorCV(**SMALL, cv=10**400).fit(X[few], NUMBERS[few])
+    assert machine.n_splits_ == 8
+
+
+class Broken(Exception):
+    """An error of the caller's own."""
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (KeyError("price"), "KeyError: 'price'"),
+        (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
+        (IndexError(), "IndexError"),
+        (RuntimeError("no."), "RuntimeError: no"),
+        (Broken("mine"), "Broken: mine"),
+        (AssertionError(), "AssertionError"),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+@pytest.mark.parametrize("where", ["scoring", "cv"])
+def test_whatever_the_callers_own_code_raises_is_told_in_the_house_form(
+    error, words, where
+):
+    class Splitter(KFold):
+        def split(self, *_):
+            raise error
+
+    def scorer(machine, x, y):
+        raise error
+
+    own = {"scoring": scorer} if where == "scoring" else {"cv": Splitter(2)}
+    machine = RFAMRegressorCV(**{**SMALL, "cv": 2, **own})
+    before = dict(vars(machine))
+    words = rf"^RFAMRegressorCV: {where} must be .*, got one that says: {words}\."
+    with pytest.raises(ValueError, match=words) as caught:
+        machine.fit(X, NUMBERS)
+    assert caught.value.__cause__ is error
+    assert vars(machine) == before
+
+
+@pytest.mark.parametrize("framed", [False, True])
+def test_a_scorer_may_write_to_what_it_is_handed(framed):
+    def careful(machine, x, y, sample_weight):
+        return r2_score(y, machine.predict(x), sample_weight=sample_weight)
+
+    def careless(machine, x, y, sample_weight):
+        score = careful(machine, x, y, sample_weight)
+        y[:] = 0.0
+        sample_weight[:] = 1.0
+        if framed:
+            x.loc[:, :] = 0.0
+        else:
+            x[:] = 0.0
+        return score
+
+    table = pd.DataFrame(X, columns=["a", "b", "c"]) if framed else X.copy()
+    found, wanted = (
+        RFAMRegressorCV(**SMALL, cv=2, scoring=scoring, random_state=0)
+        .fit(table, NUMBERS, WEIGHTS)
+        .cv_results_["mean_test_score"]
+        for scoring in (careless, careful)
+    )
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(table, X)
+
+
+def test_a_metric_made_a_scorer_may_write_to_its_arguments():
+    def careless(y, found):
+        score = r2_score(y, found)
+        y[:] = 0.0
+        return score
+
+    found, wanted = (
+        RFAMRegressorCV(**SMALL, cv=2, scoring=make_scorer(metric), random_state=0)
+        .fit(X, NUMBERS)
+        .cv_results_["mean_test_score"]
+        for metric in (careless, r2_score)
+    )
+    np.testing.assert_array_equal(found, wanted)
 
 
 def test_one_row_cannot_be_divided():
@@ -766,3 +885,49 @@ def test_a_bar_counts_trajectories(capfd):
     told = capfd.readouterr()
     assert told.out == ""
     assert "8/8" in told.err
+
+
+def test_a_scorer_is_handed_a_machine_as_a_fit_that_ended_there_leaves_it():
+    seen = []
+
+    def looks(machine, x, y):
+        plain = RFAMClassifier(**machine.get_params()).fit(machine.X_fit_, known[0])
+        assert machine.n_iter_ == machine.n_iter == plain.n_iter_
+        for name in ("metric_", "dual_coef_", "feature_importances_", "intercept_"):
+            np.testing.assert_allclose(
+                getattr(machine, name), getattr(plain, name), rtol=1e-7, atol=1e-9
+            )
+        learned = [name for name in vars(plain) if name.endswith("_")]
+        assert all(hasattr(machine, name) for name in learned)
+        np.testing.assert_allclose(
+            as_torch(machine)(torch.as_tensor(x)), plain.decision_function(x), atol=1e-7
+        )
+        again = pickle.loads(pickle.dumps(machine))
+        np.testing.assert_allclose(again.predict_proba(x), plain.predict_proba(x))
+        copied = clone(machine).fit(x, y)
+        assert np.isfinite(copied.temperature_)
+        seen.append(machine.n_iter_)
+        return machine.score(x, y) - 0.01 * machine.n_iter_
+
+    half = np.arange(len(X)) % 2 == 0
+    known = [WORDS[half]]
+    RFAMClassifierCV(
+        ridges=(0.1,), identity_weights=(0.3,), n_iter=2, scoring=looks,
+        cv=[(np.flatnonzero(half), np.flatnonzero(~half))],
+    ).fit(X, WORDS)  # fmt: skip
+    assert seen == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "scoring", ["neg_log_loss", lambda machine, x, y: -machine.jacobian(x).std()]
+)
+def test_it_scores_as_it_was_told_to_choose(scoring):
+    machine = RFAMClassifierCV(**SMALL, cv=2, random_state=0, scoring=scoring)
+    machine.fit(X, WORDS)
+    plain = RFAMClassifier(**machine.best_params_).fit(X, WORDS)
+    wanted = -plain.jacobian(X).std()
+    if isinstance(scoring, str):
+        wanted = -log_loss(WORDS, plain.predict_proba(X))
+    assert machine.score(X, WORDS) == pytest.approx(wanted, rel=1e-6)
+    default = RFAMClassifierCV(**SMALL, cv=2, random_state=0).fit(X, WORDS)
+    assert default.score(X, WORDS) == (default.predict(X) == WORDS).mean()

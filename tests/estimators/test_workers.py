@@ -5,10 +5,12 @@ import time
 from multiprocessing.pool import ThreadPool
 
 import joblib
+import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 
-from normalign.estimators import RFMRegressor, workers
+from normalign.estimators import RFAMRegressorCV, RFMRegressor, workers
 from normalign.estimators.recipe import Recipe
 from normalign.estimators.workers import Clock, Pace, shared_threads
 from normalign.kernels import Laplace
@@ -108,6 +110,20 @@ def test_memory_is_divided_among_workers():
     assert recipe.sharing(4).solver.memory_limit == 250
     assert recipe.sharing(1).solver.memory_limit == 1000
     assert RECIPE.sharing(1).solver.memory_limit is None
+
+
+@pytest.mark.parametrize("number", [np.int8, np.int32, np.int64, np.uint8])
+def test_a_number_of_workers_of_numpys_overflows_nothing(number):
+    with joblib.parallel_config("threading"):
+        assert type(workers.jobs_at_once(number(2))) is int
+        assert list(workers.parallel(len, ["ab", "c"], number(2))) == [2, 1]
+        shared = {"n_jobs": number(2), "random_state": 0}
+        machine = RFMRegressor(n_iter=1, max_leaf_size=20, **shared)
+        search = RFAMRegressorCV(ridges=[1.0], n_iter=0, cv=2, **shared)
+        for one in (machine, search):
+            plain = clone(one).set_params(n_jobs=2).fit(X, NUMBERS)
+            found = one.fit(X, NUMBERS).predict(X)
+            np.testing.assert_array_equal(found, plain.predict(X))
 
 
 def test_what_is_free_is_divided_among_workers(monkeypatch):

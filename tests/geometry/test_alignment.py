@@ -1,5 +1,6 @@
 """Normal alignment, the alignment ratio and centroid alignment."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -170,5 +171,9 @@ def test_complaints():
         normal_alignment(jacobian, torch.ones(2, 4, dtype=torch.long))
     with pytest.raises(TypeError, match=r"x must be a tensor"):
         normal_alignment(jacobian, [1.0])
+    with pytest.raises(
+        TypeError, match=r"x must be .*, got a float64 ndarray of shape"
+    ):
+        normal_alignment(jacobian, np.ones((2, 4)))
     with pytest.raises(ValueError, match=r"to match the centroid"):
         centroid_alignment(torch.randn(2, 4), torch.randn(2, 5))

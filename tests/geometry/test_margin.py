@@ -1,5 +1,7 @@
 """Local robustness: the distance to the nearest boundary of the local affine map."""
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -95,6 +97,46 @@ def test_complaints():
         local_robustness(jacobian, offset, x, torch.tensor([0]))
     with pytest.raises(ValueError, match=r"offset must be of shape \(2, 3\)"):
         local_robustness(jacobian, torch.ones(2), x, torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        list,
+        np.array,
+        lambda y: np.array(y, dtype=np.uint64),
+        lambda y: np.array(y, dtype=">i4"),
+        pd.Series,
+        lambda y: pd.Series(y, dtype="Int64"),
+        lambda y: np.array(y, dtype=object),
+    ],
+    ids=["list", "array", "unsigned", "foreign", "series", "nullable", "objects"],
+)
+def test_labels_may_be_integers_of_any_library(convert):
+    jacobian, offset = torch.randn(3, 4, 5), torch.randn(3, 4)
+    x, labels = torch.randn(3, 5), [2, 0, 3]
+    found = local_robustness(jacobian, offset, x, convert(labels))
+    wanted = local_robustness(jacobian, offset, x, torch.tensor(labels))
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (np.array(["a", "b"]), "a <U1 ndarray of shape"),
+        ([[0], [0, 1]], r"\[\[0\], \[0, 1\]\]"),
+        ([0, None], r"\[0, None\]"),
+        (np.array([0.0, 1.0]), "a float64 Tensor"),
+        (np.array([True, False]), "a bool Tensor"),
+    ],
+    ids=["texts", "ragged", "missing", "floats", "booleans"],
+)
+def test_labels_that_are_no_indices_are_refused_in_the_house_form(labels, words):
+    jacobian, offset, x = torch.ones(2, 3, 4), torch.ones(2, 3), torch.ones(2, 4)
+    with pytest.raises(
+        TypeError, match=f"^local_robustness: y must be .*, got {words}"
+    ):
+        local_robustness(jacobian, offset, x, labels)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e30])

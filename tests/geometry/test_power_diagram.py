@@ -1,5 +1,6 @@
 """Centroids and radii from Jacobians and offsets (Proposition 1)."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -44,3 +45,7 @@ def test_complaints():
         power_diagram(torch.ones(4), torch.ones(()))
     with pytest.raises(TypeError, match="offset must be a tensor"):
         power_diagram(torch.ones(2, 3), [1.0, 2.0])
+    with pytest.raises(
+        TypeError, match=r"jacobian must be .*, got a float64 ndarray of"
+    ):
+        power_diagram(np.ones((2, 3)), torch.ones(2))

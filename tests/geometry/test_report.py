@@ -4,6 +4,8 @@ import gc
 from copy import deepcopy
 from weakref import ref
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -223,6 +225,21 @@ def test_maps_of_any_size_in_float64(scale):
     torch.testing.assert_close(found.normal_alignment, expected.normal_alignment)
     torch.testing.assert_close(found.effective_rank, expected.effective_rank)
     torch.testing.assert_close(found.jacobian_norm / scale, expected.jacobian_norm)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_labels_need_not_be_a_tensor(method):
+    model, x, y = mlp(), torch.randn(4, 10), [1, 0, 2, 1]
+    expected = local_geometry(model, x, torch.tensor(y), method=method)
+    for labels in (y, np.array(y), pd.Series(y)):
+        found = local_geometry(model, x, labels, method=method)
+        assert torch.equal(found.local_robustness, expected.local_robustness)
+    profile = layer_profile(model, x, y, method=method)
+    torch.testing.assert_close(
+        profile["input"].local_robustness, expected.local_robustness
+    )
+    with pytest.raises(TypeError, match=r"^local_geometry: y must be a tensor, or an "):
+        local_geometry(model, x, np.array(["a"] * 4), method=method)
 
 
 @pytest.mark.parametrize("measure", [local_geometry, layer_profile, local_affine])

@@ -1,11 +1,13 @@
 """Metrics: where machines start, the trace, the root."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from normalign.kernels import initial_metric, metric_root, normalised
+from normalign.kernels.metric import learned
 from tests.kernels.cases import DOUBLE, metric, points
 
 
@@ -48,6 +50,63 @@ def test_without_any_variance_the_start_is_the_identity(x, diagonal):
 def test_a_weight_outside_the_unit_interval_is_refused(weight):
     with pytest.raises(ValueError, match=r"identity_weight must be in \[0, 1\]"):
         initial_metric(torch.ones(2, 2), identity_weight=weight)
+
+
+def test_what_is_learned_from_nothing_is_the_identity_wherever_torch_defaults_to():
+    update = torch.zeros(2, 2, dtype=DOUBLE)
+    with torch.device("meta"):  # which keeps no values, so that nothing may go there
+        found = learned(update, None)
+    assert torch.equal(found, torch.eye(2, dtype=DOUBLE))
+
+
+@pytest.mark.parametrize(
+    ("x", "more", "error", "words"),
+    [
+        (
+            np.ones((3, 2)),
+            {},
+            TypeError,
+            "x must be a floating tensor, got a float64 nd",
+        ),
+        (
+            torch.ones(3, 2).long(),
+            {},
+            TypeError,
+            "x must be a floating tensor, got a int",
+        ),
+        (torch.ones(3), {}, ValueError, r"x must be of shape \(n, d\)"),
+        (
+            torch.ones(3, 2),
+            {"identity_weight": "a"},
+            TypeError,
+            "must be a number, got",
+        ),
+        (
+            torch.ones(3, 2),
+            {"weights": [1, 1, 1]},
+            TypeError,
+            "weights must be a float",
+        ),
+        (
+            torch.ones(3, 2),
+            {"weights": torch.ones(2)},
+            ValueError,
+            "weights must be of",
+        ),
+    ],
+)
+def test_what_makes_no_start_is_refused_in_the_house_form(x, more, error, words):
+    with pytest.raises(error, match=f"^initial_metric: .*{words}"):
+        initial_metric(x, **{"identity_weight": 0.5, **more})
+
+
+@pytest.mark.parametrize("asked", [metric_root, normalised])
+def test_what_is_no_metric_is_refused_in_the_house_form(asked):
+    form = f"^{asked.__name__}: metric must be"
+    with pytest.raises(TypeError, match=f"{form} a floating tensor, got a float64 nd"):
+        asked(np.eye(2))
+    with pytest.raises(ValueError, match=rf"{form} of shape \(d, d\), or \(d,\)"):
+        asked(torch.ones(2, 3))
 
 
 def test_the_root_squared_is_the_metric():

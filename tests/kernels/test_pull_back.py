@@ -3,6 +3,7 @@
 from dataclasses import replace
 from sys import modules
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -84,6 +85,58 @@ def test_columns_are_made_once_for_many_calls():
     ones = pull_back(points(3, 5), columns, lambda f, _: torch.ones_like(f))
     expected = fitted.jacobian(points(3, 5)).sum(1)
     torch.testing.assert_close(ones[1], expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "words"),
+    [
+        (
+            {"centers": np.ones((40, 5))},
+            TypeError,
+            "centers must be .*, got a float64 nd",
+        ),
+        ({"coef": points(39, 3)}, ValueError, r"coef must be of shape \(40, k\)"),
+        ({"kernel": "laplace"}, TypeError, "kernel must be a Kernel"),
+        ({"metric": np.eye(5)}, TypeError, "metric must be a tensor"),
+        ({"metric": torch.eye(5)}, ValueError, "metric must be float64"),
+        (
+            {"metric": metric("full", 4)},
+            ValueError,
+            r"metric must be of shape \(5, 5\)",
+        ),
+    ],
+    ids=["centers", "coef", "kernel", "metric", "dtype", "shape"],
+)
+def test_parts_that_make_no_expansion_are_refused(changed, error, words):
+    fitted = machine(Laplace(2.0))
+    names = ("centers", "coef", "kernel", "metric")
+    parts = {name: getattr(fitted, name) for name in names} | changed
+    with pytest.raises(error, match=rf"^Columns\.of: {words}"):
+        Columns.of(**parts)
+
+
+@pytest.mark.parametrize("kernel", [Laplace(2.0), ProductLaplace(2.0)], ids=repr)
+def test_rows_and_cotangents_that_do_not_fit_are_refused(kernel):
+    columns = machine(kernel)._columns
+    for wrong, error, words in (
+        ((np.ones((3, 5)), columns, None), TypeError, "cotangent must be callable"),
+        ((np.ones((3, 5)), columns, len), TypeError, "x must be a float32 or"),
+        ((points(3, 4), columns, len), ValueError, r"x must be of shape \(n, 5\)"),
+        ((points(3, 5).float(), columns, len), ValueError, "x must be float64 on cpu"),
+        ((points(3, 5), None, len), TypeError, r"columns must be .* Use Columns\.of"),
+        (
+            (points(3, 5), columns, lambda f, _: f[:, 0]),
+            ValueError,
+            "cotangent must be",
+        ),
+        (
+            (points(3, 5), columns, lambda f, _: 1.0),
+            ValueError,
+            "cotangent must be one",
+        ),
+    ):
+        with pytest.raises(error, match=f"^pull_back: {words}"):
+            pull_back(*wrong)
 
 
 def test_a_machine_in_float32_takes_rows_of_any_precision():

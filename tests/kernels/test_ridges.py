@@ -1,5 +1,6 @@
 """Many ridges at once: the same coefficients as one at a time."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,6 +35,44 @@ def test_float32_comes_back_as_float32():
     for coef, solved in ridge_path(system, x, RIDGES):
         assert coef.dtype == torch.float32
         assert solved.dtype == DOUBLE
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ((1, 2, 3), TypeError, "ridges must be a sequence of numbers, got 3"),
+        ((1, 2, [1.0]), TypeError, "system must be a System, got 1"),
+        ((None, 2, [1.0]), TypeError, "y must be a float32 or float64 tensor, got 2"),
+        ((None, points(3, 1), [1.0]), ValueError, r"y must be of shape \(5, k\)"),
+        ((None, points(5, 1), "ab"), TypeError, "ridges must be a sequence of numbers"),
+        ((None, points(5, 1), [0.0]), ValueError, "ridges must be positive and finite"),
+        (
+            (None, points(5, 1), [10**400]),
+            ValueError,
+            "ridges must be positive and fin",
+        ),
+    ],
+)
+def test_what_makes_no_path_is_refused_when_it_is_asked_for(given, error, words):
+    system = System(points(5, 2), KERNELS[0], None, torch.ones(5, dtype=DOUBLE))
+    system = system if given[0] is None else given[0]
+    with pytest.raises(error, match=f"^ridge_path: {words}"):
+        ridge_path(system, *given[1:])
+    with pytest.raises(
+        TypeError, match=r"^ridge_path: solver must be a Solver or None"
+    ):
+        ridge_path(
+            System(points(5, 2), KERNELS[0], None, torch.ones(5, dtype=DOUBLE)),
+            points(5, 1), [1.0], solver="cg",
+        )  # fmt: skip
+
+
+def test_ridges_may_be_of_any_library():
+    system = System(points(5, 2), KERNELS[0], None, torch.ones(5, dtype=DOUBLE))
+    wanted = [coef for coef, _ in ridge_path(system, points(5, 1), [1.0, 0.5])]
+    for ridges in (torch.tensor([1.0, 0.5]), np.array([1.0, 0.5]), iter([1.0, 0.5])):
+        found = [coef for coef, _ in ridge_path(system, points(5, 1), ridges)]
+        assert all(map(torch.equal, found, wanted))
 
 
 def test_large_tables_take_a_factor_for_each():

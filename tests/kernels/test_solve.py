@@ -69,6 +69,15 @@ def test_the_preconditioner_saves_steps():
     assert steps[100] < steps[1] / 3
 
 
+@pytest.mark.usefixtures("half_by_default")
+def test_the_preconditioner_does_not_depend_on_a_default_dtype():
+    problem = system(n=3000, d=1)  # half precision counts to 2048
+    y = points(3000, 1)
+    found = iterative._preconditioner(problem, 20, "solve")(y)
+    torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, iterative._preconditioner(problem, 20, "solve")(y))
+
+
 @pytest.mark.parametrize("ridge", [1e-3, 0.1])
 def test_a_crowded_plane_in_float32_still_has_a_preconditioner(ridge):
     problem = system(n=1500, d=2, ridge=ridge, dtype=torch.float32, kernel=KERNELS[4])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from normalign.geometry import local_affine, local_robustness
-from normalign.robustness import cosine_steps, pgd
+from normalign.robustness import cosine_steps, minimal_radius, pgd
 from normalign.robustness.balls import distance
 from normalign.robustness.losses import LOSSES
 from tests.cases import CASES, Recurrent
@@ -356,12 +357,32 @@ def test_arrays_are_taken_as_radii_and_ranges():
     assert torch.equal(found.points, expected.points)
 
 
-def test_labels_that_are_no_tensor_are_refused_by_their_kind():
+def test_labels_need_not_be_a_tensor_but_what_is_attacked_must_be_a_model():
     model, x, y = network()
-    with pytest.raises(TypeError, match="y must be a tensor, got ndarray"):
-        pgd(model, x, y.numpy(), radii=0.5)
+    expected = pgd(model, x, y, radii=0.5)
+    for labels in (y.numpy(), y.tolist(), pd.Series(y.numpy())):
+        assert torch.equal(pgd(model, x, labels, radii=0.5).points, expected.points)
+    with pytest.raises(TypeError, match=r"^pgd: y must be a tensor, or an array, of"):
+        pgd(model, x, ["cat"] * len(x), radii=0.5)
     with pytest.raises(TypeError, match="method pull_back, got ndarray"):
         pgd(np.eye(3), x, y, radii=0.5)
+
+
+def test_radii_beyond_a_float_are_refused():
+    model, x, y = network()
+    with pytest.raises(
+        ValueError, match=r"^pgd: radii must be finite.*got an integer of"
+    ):
+        pgd(model, x, y, radii=[0.5, 10**400])
+    with pytest.raises(ValueError, match=r"^pgd: step_size must be finite"):
+        pgd(model, x, y, radii=0.5, step_size=10**400)
+    with pytest.raises(
+        ValueError, match=r"^cosine_steps: total must be positive and fin"
+    ):
+        cosine_steps(3, total=10**400)
+    words = "^minimal_radius: max_radius must be positive and finite, got an integer of"
+    with pytest.raises(ValueError, match=words):
+        minimal_radius(model, x, y, max_radius=10**400)
 
 
 def test_what_is_missing_is_refused_and_not_counted_as_broken():

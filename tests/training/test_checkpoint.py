@@ -522,7 +522,7 @@ def test_the_fingerprint_counts_numbers_by_value_and_tells_them_apart():
 )
 def test_without_safetensors_the_extra_is_named(tmp_path, monkeypatch, call):
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    remedy = r"pip install 'normalign\[weights\]'"
+    remedy = r'pip install "normalign\[weights\]"'
     with pytest.raises(ModuleNotFoundError, match=remedy):
         call(tmp_path / "c")
     assert not list(tmp_path.iterdir())

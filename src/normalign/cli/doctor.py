@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import normalign
+from normalign._checks import installing
 from normalign.cli.data import describe_found, found
 from normalign.cli.output import as_json, say, table
 
@@ -108,7 +109,7 @@ def _print(report: dict[str, Any]) -> None:
     rows += [
         (
             f"{entry['package']}",
-            entry["version"] or f"not installed: pip install 'normalign[{name}]'",
+            entry["version"] or f"not installed: {installing(name)}",
             entry["gives"],
         )
         for name, entry in report["extras"].items()

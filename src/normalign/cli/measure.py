@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normalign._checks import complaint, require
+from normalign._checks import complaint, installing, require
 from normalign.cli.output import as_json, note, number, table
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _check_figure(path: Path) -> None:
         raise ModuleNotFoundError(
             complaint(
                 _CALLEE, "--figure", "drawable", f"{path.name} without matplotlib",
-                "pip install 'normalign[plots]'",
+                installing("plots"),
             )
         )  # fmt: skip
 

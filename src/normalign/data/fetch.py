@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 from uuid import uuid4
 
-from normalign._checks import complaint, require
+from normalign._checks import complaint, installing, missing_extra, require
 from normalign.data.sources import RemoteFile, Source
 
 __all__ = [
@@ -150,8 +150,7 @@ def obtain(
     except ModuleNotFoundError:
         refuse_missing(
             *missing,
-            "and the download extra is not installed "
-            "(pip install 'normalign[download]')",
+            f"and the download extra is not installed ({installing('download')})",
         )
     except OSError as error:  # no network, no honest mirror, no room, no right to write
         refuse_missing(*missing, "and downloading failed", error)
@@ -278,12 +277,7 @@ def download(
         import pooch
         import requests
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            complaint(
-                "fetch", "the download extra", "installed", "no module named pooch",
-                "pip install 'normalign[download]'",
-            )
-        ) from error  # fmt: skip
+        raise missing_extra("fetch", "download", error) from error
     # identity: a mirror must send the file's own bytes, not a re-encoding of them
     downloader = pooch.HTTPDownloader(
         progressbar=progress,

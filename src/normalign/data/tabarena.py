@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from normalign._checks import complaint, require
+from normalign._checks import complaint, installing, require
 from normalign.data.fetch import refuse_missing, search_path
 from normalign.data.tabarena_manifest import TabArenaEntry, entries
 from normalign.data.tabarena_table import TabArenaTable, table_from
@@ -184,5 +184,5 @@ def _frame(callee: str, path: Path) -> pd.DataFrame:
 def _extra(callee: str, package: str) -> str:
     return complaint(
         callee, "the tabarena extra", "installed", f"no module named {package}",
-        "pip install 'normalign[tabarena]'",
+        installing("tabarena"),
     )  # fmt: skip

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from normalign._checks import complaint, require
+from normalign._checks import complaint, missing_extra, require
 from normalign.data.arff_file import read_arff
 from normalign.data.fetch import cache_dir, download
 from normalign.data.sources import RemoteFile
@@ -126,12 +126,7 @@ def _openml(scratch: Path, server: str | None) -> Iterator[ModuleType]:
         with nullcontext() if "openml" in sys.modules else _elsewhere(scratch):
             import openml
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            complaint(
-                _CALLEE, "the tabarena extra", "installed", "no module named openml",
-                "pip install 'normalign[tabarena]'",
-            )
-        ) from error  # fmt: skip
+        raise missing_extra(_CALLEE, "tabarena", error) from error
     config: Any = openml.config
     before = config.server, config.get_config_as_dict()["cachedir"]
     config.server = server or config.server

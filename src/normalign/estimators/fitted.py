@@ -92,7 +92,7 @@ class FittedMachine(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         x, finish = self._entered(X)
         # An update is right to some hundred roundings; in roots they would be seen.
         rounding = torch.finfo(DTYPES[self.dtype_]).eps ** 0.7
-        metric = torch.tensor(self.metric_, dtype=torch.float64)
+        metric = torch.tensor(self.metric_, dtype=torch.float64, device="cpu")
         root = metric_root(metric, least=rounding)
         return finish(through_metric(x.cpu().double(), root).numpy() * self.unit_)
 
@@ -149,8 +149,9 @@ class FittedMachine(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         machine, scale = self._model()
         dtype, bandwidth = machine.dtype, machine_bandwidth(machine)
         far, place = farthest(dtype, bandwidth), self._device_here()
-        location = torch.as_tensor(self.location_, device=place)
-        intercept = torch.as_tensor(self.intercept_, device=place)
+        # copies: arrays that are maps of a file cannot be written to
+        location = torch.tensor(self.location_, device=place)
+        intercept = torch.tensor(self.intercept_, device=place)
         inside = (X.detach().to(place, torch.float64) - location) / self.unit_
         inside = inside.clamp(-far, far).to(dtype)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from normalign._checks import complaint, describe, require, require_kind
+from normalign._checks import as_float, complaint, describe, require, require_kind
 from normalign.kernels import KERNELS
 
 __all__ = ["check_parameters"]
@@ -72,12 +72,12 @@ def _check_counts(callee: str, given: dict[str, Any]) -> None:
     verbose, n_jobs = given["verbose"], given["n_jobs"]
     require_kind(
         isinstance(verbose, Integral | np.bool_), callee, "verbose", "an integer",
-        repr(verbose),
+        describe(verbose),
     )  # fmt: skip
     if n_jobs is not None:
         require_kind(
             isinstance(n_jobs, Integral), callee, "n_jobs", "an integer or None",
-            repr(n_jobs),
+            describe(n_jobs),
         )  # fmt: skip
         require(
             n_jobs != 0, callee, "n_jobs", "a number of workers, or -1 for all cores",
@@ -96,7 +96,7 @@ def _check_random_state(callee: str, state: Any) -> None:
         remedy = "Draw a seed: int(generator.integers(2**32))."
     require_kind(
         known, callee, "random_state", "an integer, a RandomState or None",
-        repr(state), remedy,
+        describe(state), remedy,
     )  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def _unlike(callee: str, name: str, rule: str, value: Any) -> str:
 def _require_choice(callee: str, name: str, value: Any, choices: tuple) -> None:
     if not (isinstance(value, str) and value in choices):
         rule = "one of " + ", ".join(f'"{choice}"' for choice in choices)
-        raise ValueError(complaint(callee, name, rule, repr(value)))
+        raise ValueError(_unlike(callee, name, rule, value))
 
 
 def _require_count(callee: str, name: str, value: Any, least: int) -> None:
@@ -146,10 +146,10 @@ def _require_number(
     real = isinstance(value, Real) and not isinstance(value, bool)
     if not real:
         raise TypeError(_unlike(callee, name, "a number", value))
-    value = float(value)
+    number = as_float(value)
     low = 0.0 if above is None else above
-    fits = value >= low if above is None else value > low
-    if not (fits and (value < below if most is None else value <= most)):
+    fits = number >= low if above is None else number > low
+    if not (fits and (number < below if most is None else number <= most)):
         start = f"{'[' if above is None else '('}{low:g}"
         end = f"{below:g})" if most is None else f"{most:g}]"
         raise ValueError(complaint(callee, name, f"in {start}, {end}", value))

@@ -26,9 +26,9 @@ from normalign.estimators.search.candidates import (
     check_scores,
     results_table,
 )
-from normalign.estimators.search.folds import chosen_splits
+from normalign.estimators.search.folds import Fold, chosen_splits
+from normalign.estimators.search.judges import OnCopies
 from normalign.estimators.search.trajectories import (
-    Fold,
     TrajectoryJob,
     rounds_left,
     scored_trajectory,
@@ -116,7 +116,8 @@ class _Selecting:
         estimator: Any = self
         with unchanged_on_failure(estimator):
             check_candidates(estimator)
-            check_parameters(self._fresh(time_limit_s=self.time_limit_s))
+            own = {"time_limit_s": self.time_limit_s, "verbose": self.verbose}
+            check_parameters(self._fresh(**own))
             deadline = None
             if self.time_limit_s is not None:
                 deadline = time.time() + _SEARCH_SHARE * float(self.time_limit_s)
@@ -143,6 +144,19 @@ class _Selecting:
             self.identity_weight_ = chosen["identity_weight"]
             self.n_splits_ = len(folds)
         return self
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the score on rows and their answers by which candidates were judged.
+
+        That is `scoring`, as in scikit-learn's searches; by default accuracy, or R
+        squared.
+        """
+        machine: Any = super()
+        if self.scoring is None:
+            return machine.score(X, y, sample_weight)
+        scorer = _scorer(type(self).__name__, self._fresh(), self.scoring)
+        more = {} if sample_weight is None else {"sample_weight": sample_weight}
+        return float(scorer(self, X, y, **more))
 
     def _fresh(self, **changes: Any) -> Any:
         """A plain estimator with the parameters that are not searched over."""
@@ -251,7 +265,8 @@ def _scorer(callee: str, plain: Any, scoring: Any) -> Any:
     try:
         if isinstance(scoring, str):
             return get_scorer(scoring)
-        return check_scoring(plain, scoring=scoring)
+        checked: Any = check_scoring(plain, scoring=scoring)
+        return OnCopies(checked)
     except ValueError as error:
         remedy = "See sklearn.metrics.get_scorer_names()."
         if not isinstance(scoring, str):
@@ -303,7 +318,7 @@ class RFAMClassifierCV(_Selecting, RFAMClassifier):  # type: ignore[misc]
         0 is the covariance alone, 1 an RFM.
     n_iter : int, default=5
         Iterations 0 to `n_iter` are candidates.
-    cv : int, float, splitter, iterable or None, default=5
+    cv : int, float, splitter, list of splits or None, default=5
         Number of shuffled, stratified folds, 5 for None; or the share of rows in one
         validation split; or what scikit-learn takes for `cv` (for groups pass the list
         of splits). A splitter sees X, y and rows of weight zero; of several label
@@ -384,7 +399,7 @@ class RFAMRegressorCV(_Selecting, RFAMRegressor):  # type: ignore[misc]
         0 is the covariance alone, 1 an RFM.
     n_iter : int, default=5
         Iterations 0 to `n_iter` are candidates.
-    cv : int, float, splitter, iterable or None, default=5
+    cv : int, float, splitter, list of splits or None, default=5
         Number of shuffled folds, 5 for None; or the share of rows in one validation
         split; or what scikit-learn takes for `cv` (for groups pass the list of splits).
         A splitter sees X, y and rows of weight zero.

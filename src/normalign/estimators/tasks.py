@@ -10,10 +10,10 @@ from sklearn.utils import Tags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import type_of_target
 
-from normalign._checks import require
+from normalign._checks import describe, require
 from normalign.estimators.base import KernelMachine
 from normalign.estimators.calibration import probabilities, temperature
-from normalign.estimators.tables.arrays import Origin, as_numpy
+from normalign.estimators.tables.arrays import Origin, as_numpy, checked_weights
 from normalign.estimators.tables.targets import (
     Answers,
     class_labels,
@@ -32,6 +32,12 @@ def _has_one_output(estimator: Any) -> bool:
 
 def _length(X: Any) -> int | None:
     return len(X) if hasattr(X, "__len__") else None
+
+
+def _sort(labels: np.ndarray) -> str:
+    """What labels are, so that those of one sort can be compared."""
+    kind = labels.dtype.kind
+    return {"U": "text", "O": "text"}.get(kind, "number" if kind in "biuf" else kind)
 
 
 def _require_indicators(callee: str, labels: np.ndarray) -> None:
@@ -67,7 +73,7 @@ class KernelClassifier(ClassifierMixin, KernelMachine):
         ]
         # labels are names: in the precision of X they may be those of no class
         labels = found[0] if _has_one_output(self) else side_by_side(found)
-        return Origin.of(X).restored(labels)
+        return Origin.of(X).restored(labels, exact=True)
 
     def predict_proba(self, X: Any) -> Any:
         r"""Probabilities of the classes.
@@ -122,12 +128,20 @@ class KernelClassifier(ClassifierMixin, KernelMachine):
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the accuracy on rows and their labels.
 
-        Several label columns must be multi-label indicators, as in scikit-learn.
+        Several label columns must be multi-label indicators, as in scikit-learn, of
+        which a row must have all right.
         """
-        labels = plain_labels(type(self).__name__, y, n=_length(X))
+        callee = type(self).__name__
+        labels = plain_labels(callee, y, n=_length(X))
         if labels.ndim == 2 and labels.shape[1] > 1:
-            _require_indicators(type(self).__name__, labels)
-        return super().score(as_numpy(X), labels, as_numpy(sample_weight))
+            _require_indicators(callee, labels)
+        # not by scikit-learn, to which some labels that can be fitted are no labels
+        found = self.predict(as_numpy(X))
+        found, truth = (part.reshape(len(part), -1) for part in (found, labels))
+        alike = _sort(found) == _sort(truth) and found.shape == truth.shape
+        require(alike, callee, "y", "labels like those of fit", describe(labels))
+        weights = checked_weights(callee, sample_weight, len(truth))
+        return float(np.average((found == truth).all(axis=1), weights=weights))
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

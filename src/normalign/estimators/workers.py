@@ -111,7 +111,12 @@ def jobs_at_once(n_jobs: int | None) -> int:
     A cluster whose workers have not come yet says 0.
     """
     effective: Callable[..., int] = joblib.effective_n_jobs
-    return max(effective(n_jobs), 1)
+    return max(int(effective(_plain(n_jobs))), 1)
+
+
+def _plain(n_jobs: int | None) -> int | None:
+    """A number of any library as Python's, which bytes can be multiplied by."""
+    return None if n_jobs is None else int(n_jobs)
 
 
 def parallel(
@@ -122,7 +127,7 @@ def parallel(
     alone = jobs_at_once(n_jobs) == 1
     lazily = alone or getattr(backend, "supports_return_generator", False)
     # One job at a time: each takes seconds.
-    options: dict[str, Any] = {"n_jobs": n_jobs, "batch_size": 1}
+    options: dict[str, Any] = {"n_jobs": _plain(n_jobs), "batch_size": 1}
     pool = joblib.Parallel(**options, return_as="generator" if lazily else "list")
     return iter(pool(joblib.delayed(call)(job) for job in jobs) or ())
 

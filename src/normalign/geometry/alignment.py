@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normalign._checks import require, require_kind
+from normalign._checks import describe, require, require_kind
 from normalign.geometry.spectrum import top_singular, wide
 
 __all__ = [
@@ -122,7 +122,7 @@ def matching_input(
     """Return x with shape (..., d), flattened if need be to match the Jacobians."""
     for argument, value in ((name, jacobian), ("x", x)):
         require_kind(
-            isinstance(value, Tensor), callee, argument, "a tensor", type(value)
+            isinstance(value, Tensor), callee, argument, "a tensor", describe(value)
         )
         require_kind(
             value.is_floating_point(), callee, argument, "floating point", value

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from normalign._checks import require, require_kind
+from normalign._checks import describe, require, require_kind
 from normalign.geometry.chunks import ChunkSize, plan_chunks
 from normalign.geometry.linearize import Linearization
 from normalign.geometry.local_map import At, LocalMap
@@ -156,7 +156,7 @@ def columns(linear: Linearization, vectors: int) -> Tensor:
 def check_batch(x: Tensor, local_map: LocalMap) -> None:
     """Check that x is a batch, and that the model treats its rows separately."""
     callee = local_map.callee
-    require_kind(isinstance(x, Tensor), callee, "x", "a tensor", type(x).__name__)
+    require_kind(isinstance(x, Tensor), callee, "x", "a tensor", describe(x))
     require(
         x.ndim >= 2 or local_map.at is not None,
         callee,

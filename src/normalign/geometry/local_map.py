@@ -103,7 +103,7 @@ class LocalMap:
 
     def __post_init__(self) -> None:
         require_kind(
-            callable(self.model), self.callee, "model", "callable", type(self.model)
+            callable(self.model), self.callee, "model", "callable", describe(self.model)
         )
         object.__setattr__(self, "model", unwrapped(self.model))
         if isinstance(self.at, str):

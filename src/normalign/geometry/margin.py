@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
-from normalign._checks import require, require_kind
+from normalign._checks import describe, require, require_kind
 from normalign.geometry.alignment import matching_input
 from normalign.geometry.spectrum import wide
 
-__all__ = ["check_labels", "local_robustness", "nearest_boundary"]
+__all__ = ["as_labels", "check_labels", "local_robustness", "nearest_boundary"]
 
 
-def local_robustness(jacobian: Tensor, offset: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def local_robustness(
+    jacobian: Tensor, offset: Tensor, x: Tensor, y: Tensor | ArrayLike
+) -> Tensor:
     r"""Distance from each sample to the nearest boundary of its local affine map.
 
     .. math:: \rho(x; \tilde f) = \min_{c \neq y} \frac{f_y(x) - f_c(x)}
@@ -28,7 +34,7 @@ def local_robustness(jacobian: Tensor, offset: Tensor, x: Tensor, y: Tensor) -> 
     jacobian : Tensor of shape (..., k, d)
     offset : Tensor of shape (..., k)
     x : Tensor of shape (..., d), or (n, ...) with d numbers for each sample
-    y : integer Tensor of shape (...)
+    y : Tensor or array-like of int of shape (...)
         The true class of each sample.
 
     Returns
@@ -54,6 +60,7 @@ def local_robustness(jacobian: Tensor, offset: Tensor, x: Tensor, y: Tensor) -> 
         f"of shape {tuple(jacobian.shape[:-1])} to match the Jacobian",
         offset,
     )
+    y = as_labels(callee, y)
     check_labels(callee, y, jacobian.shape[:-2], k)
     rows, y = wide(jacobian), y.to(jacobian.device).long()
     if rows.numel():  # the distance ignores the scale of the map, and squares do not
@@ -81,9 +88,31 @@ def nearest_boundary(output: Tensor, row_distance: Tensor, y: Tensor) -> Tensor:
     return torch.where(own, torch.inf, ratio).amin(-1)
 
 
+def as_labels(callee: str, y: Any, remedy: str = "") -> Tensor:
+    """Return labels as a tensor, those of an array, a list or a Series, too.
+
+    Examples
+    --------
+    >>> as_labels("local_geometry", [1, 0])
+    tensor([1, 0])
+    """
+    if isinstance(y, Tensor):
+        return y
+    try:
+        labels = np.asarray(y)
+        if labels.dtype.kind == "O":  # nullable integers of pandas
+            labels = np.array(labels.tolist())
+        numeric = labels.dtype.kind in "biuf"
+    except ValueError:  # rows of different lengths
+        labels, numeric = np.empty(0), False
+    rule = "a tensor, or an array, of class indices"
+    require_kind(numeric, callee, "y", rule, describe(y), remedy)
+    native = labels.astype(labels.dtype.newbyteorder("="))
+    return torch.tensor(native, device="cpu")
+
+
 def check_labels(callee: str, y: Tensor, shape: tuple[int, ...], k: int) -> None:
     """Check that y holds one class index below k for each sample."""
-    require_kind(isinstance(y, Tensor), callee, "y", "a tensor", type(y))
     integer = not y.is_floating_point() and not y.is_complex()
     require_kind(
         integer and y.dtype != torch.bool, callee, "y", "of an integer dtype", y
@@ -92,7 +121,8 @@ def check_labels(callee: str, y: Tensor, shape: tuple[int, ...], k: int) -> None
         y.shape == shape, callee, "y", f"of shape {tuple(shape)}, one per sample", y
     )
     if y.numel():
-        low, high = int(y.min()), int(y.max())
+        whole = y.long()  # few operations know integers without a sign
+        low, high = int(whole.min()), int(whole.max())
         require(
             low >= 0 and high < k,
             callee,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from normalign._checks import require, require_kind
+from normalign._checks import describe, require, require_kind
 
 __all__ = ["PowerDiagram", "power_diagram"]
 
@@ -54,7 +54,8 @@ def power_diagram(jacobian: Tensor, offset: Tensor) -> PowerDiagram:
     """
     callee = "power_diagram"
     for name, value in (("jacobian", jacobian), ("offset", offset)):
-        require_kind(isinstance(value, Tensor), callee, name, "a tensor", type(value))
+        kind = isinstance(value, Tensor)
+        require_kind(kind, callee, name, "a tensor", describe(value))
     require(
         jacobian.ndim >= 2, callee, "jacobian", "at least 2-D, (..., k, d)", jacobian
     )

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import ArrayLike
 from torch import Tensor
 
+from normalign._checks import module_of_extra
 from normalign.geometry.chunks import ChunkSize
 from normalign.geometry.local_map import At
 from normalign.geometry.matrix_free import MatrixFreeOptions
@@ -65,8 +67,7 @@ class LayerProfile(Mapping[str, LocalGeometry]):
 
     def to_frame(self) -> pd.DataFrame:
         """Return a pandas DataFrame with columns place, sample, measure and value."""
-        import pandas as pd
-
+        pd = module_of_extra("LayerProfile.to_frame", "pandas", "frames")
         columns = ["place", "sample", "measure", "value"]
         rows = [
             (place, sample, measure, value)
@@ -104,7 +105,7 @@ class LayerProfile(Mapping[str, LocalGeometry]):
 def layer_profile(  # noqa: PLR0913  (those of local_geometry, and two more)
     model: Callable[..., Any],
     x: Tensor,
-    y: Tensor | None = None,
+    y: Tensor | ArrayLike | None = None,
     *,
     places: Sequence[str | At | None] | None = None,
     output: Callable[[Any], Tensor] | None = None,
@@ -132,7 +133,7 @@ def layer_profile(  # noqa: PLR0913  (those of local_geometry, and two more)
     model : nn.Module or callable
         A function of each sample alone: in evaluation mode if it holds BatchNorm.
     x : Tensor of shape (n, ...)
-    y : integer Tensor of shape (n,), optional
+    y : Tensor or array-like of int of shape (n,), optional
         True classes; they add ``local_robustness``.
     places : sequence of str, At or None, optional
         Submodules, as ``at`` in :func:`~normalign.local_geometry`; None or

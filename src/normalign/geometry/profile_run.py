@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from normalign._checks import require
@@ -14,7 +15,7 @@ from normalign.geometry.chunks import default_budget, plan_chunks
 from normalign.geometry.exact import measures_of
 from normalign.geometry.jacobian import check_batch, shape_of
 from normalign.geometry.local_map import At, LocalMap
-from normalign.geometry.margin import check_labels
+from normalign.geometry.margin import as_labels, check_labels
 from normalign.geometry.output_range import range_basis
 from normalign.geometry.places import stages
 from normalign.geometry.report import (
@@ -57,7 +58,7 @@ class ProfileRun:
         self,
         model: Callable[..., Any],
         x: Tensor,
-        y: Tensor | None,
+        y: Tensor | ArrayLike | None,
         *,
         places: Sequence[Place] | None,
         output: Callable[[Any], Tensor] | None,
@@ -65,7 +66,8 @@ class ProfileRun:
         callee: str = "layer_profile",
     ) -> None:
         plan.check(callee)
-        self._x, self._y, self._plan = x, y, plan
+        self._x, self._plan = x, plan
+        self._y = None if y is None else as_labels(callee, y)
         self._whole = LocalMap(model, output=output, callee=callee)
         self.automatic = places is None
         if places is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normalign._checks import require, require_kind
+from normalign._checks import describe, require, require_kind
 from normalign.geometry.alignment import safe_ratio, unit_scale
 from normalign.geometry.spectrum import top_singular, wide
 
@@ -73,7 +73,7 @@ def participation_rank(jacobian: Tensor) -> Tensor:
 
 def _checked(callee: str, jacobian: Tensor) -> Tensor:
     require_kind(
-        isinstance(jacobian, Tensor), callee, "jacobian", "a tensor", type(jacobian)
+        isinstance(jacobian, Tensor), callee, "jacobian", "a tensor", describe(jacobian)
     )
     require_kind(
         jacobian.is_floating_point(), callee, "jacobian", "floating point", jacobian

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
-from normalign._checks import require
+from normalign._checks import module_of_extra, require
 from normalign.geometry.chunks import ChunkSize, plan_chunks
 from normalign.geometry.exact import exact_measures
 from normalign.geometry.jacobian import check_batch, shape_of
 from normalign.geometry.linearize import Linearization
 from normalign.geometry.local_map import At, LocalMap
-from normalign.geometry.margin import check_labels
+from normalign.geometry.margin import as_labels, check_labels
 from normalign.geometry.matrix_free import (
     MatrixFreeOptions,
     SummedNorms,
@@ -87,8 +88,7 @@ class LocalGeometry:
 
     def to_frame(self) -> pd.DataFrame:
         """Return a pandas DataFrame, one row per sample, one column per measure."""
-        import pandas as pd
-
+        pd = module_of_extra("LocalGeometry.to_frame", "pandas", "frames")
         return pd.DataFrame({k: v.cpu().numpy() for k, v in self.measures().items()})
 
     def __len__(self) -> int:
@@ -112,7 +112,7 @@ class LocalGeometry:
 def local_geometry(
     model: Callable[..., Any],
     x: Tensor,
-    y: Tensor | None = None,
+    y: Tensor | ArrayLike | None = None,
     *,
     at: str | At | None = None,
     output: Callable[[Any], Tensor] | None = None,
@@ -135,7 +135,7 @@ def local_geometry(
     model : nn.Module or callable
         A function of each sample alone: in evaluation mode if it holds BatchNorm.
     x : Tensor of shape (n, ...)
-    y : integer Tensor of shape (n,), optional
+    y : Tensor or array-like of int of shape (n,), optional
         True classes; they add ``local_robustness``.
     at : str or At, optional
         A submodule: the map then goes from its input to the model's output.
@@ -180,7 +180,8 @@ def local_geometry(
     pieces: list[Piece] = []
     with outside_inference_mode():
         check_batch(x, local_map)
-        for piece in measured_pieces(local_map, x, y, plan):
+        labels = None if y is None else as_labels(local_map.callee, y)
+        for piece in measured_pieces(local_map, x, labels, plan):
             add_piece(pieces, piece)
         return joined(pieces, x)
 

@@ -125,7 +125,9 @@ def _preconditioner(
     points = system.points
     # Spread over the rows by a fixed stride: rows may be in any order, and a solve
     # must not depend on a random state.
-    chosen = torch.linspace(0, len(points) - 1, rank, device=points.device).long()
+    chosen = torch.linspace(
+        0, len(points) - 1, rank, dtype=torch.float32, device=points.device
+    ).long()
     some = points[chosen]
     table = points.new_empty(len(points), rank, dtype=torch.float64)
     for rows in spans(len(points), 1024):

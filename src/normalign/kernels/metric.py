@@ -8,11 +8,12 @@ mean the same at every iteration.
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 import torch
 from torch import Tensor
 
-from normalign._checks import require
+from normalign._checks import describe, require, require_kind
 
 __all__ = [
     "initial_metric",
@@ -48,6 +49,7 @@ def metric_root(metric: Tensor, *, least: float = 0.0) -> Tensor:
     >>> metric_root(torch.tensor([4.0, 9.0]))
     tensor([2., 3.])
     """
+    _require_metric("metric_root", metric)
     if metric.ndim == 1:
         return metric.clamp(min=0).sqrt()
     spectrum, axes = torch.linalg.eigh(metric.double())
@@ -64,6 +66,7 @@ def normalised(metric: Tensor) -> Tensor:
     >>> normalised(torch.tensor([1.0, 3.0]))
     tensor([0.5000, 1.5000])
     """
+    _require_metric("normalised", metric)
     trace = metric_diagonal(metric).sum()
     usable = (trace > 0) & torch.isfinite(trace)
     return metric * torch.where(
@@ -120,14 +123,17 @@ def initial_metric(
     tensor([[2., 0.],
             [0., 0.]])
     """
-    require(
-        0 <= identity_weight <= 1,
-        "initial_metric",
-        "identity_weight",
-        "in [0, 1]",
-        identity_weight,
-    )
-    require(x.ndim == 2, "initial_metric", "x", "of shape (n, d)", x)
+    callee = "initial_metric"
+    _require_floats(callee, "x", x)
+    require(x.ndim == 2, callee, "x", "of shape (n, d)", x)
+    number, told = isinstance(identity_weight, Real), describe(identity_weight)
+    require_kind(number, callee, "identity_weight", "a number", told)
+    require(0 <= identity_weight <= 1, callee, "identity_weight", "in [0, 1]", told)
+    if weights is not None:
+        _require_floats(callee, "weights", weights)
+        fits = weights.shape == (len(x),) and weights.dtype == x.dtype
+        rule = f"of shape ({len(x)},) in {str(x.dtype)[6:]}, like x"
+        require(fits, callee, "weights", rule, weights)
     width = x.shape[1]
     if diagonal:
         identity = x.new_ones(width)
@@ -149,3 +155,15 @@ def initial_metric(
     trace = metric_diagonal(covariance).sum()
     degenerate = ~((trace > 0) & torch.isfinite(trace))
     return torch.where(degenerate, identity, normalised(blend))
+
+
+def _require_floats(callee: str, argument: str, value: object) -> None:
+    kind = isinstance(value, Tensor) and value.is_floating_point()
+    require_kind(kind, callee, argument, "a floating tensor", describe(value))
+
+
+def _require_metric(callee: str, metric: Tensor) -> None:
+    _require_floats(callee, "metric", metric)
+    shape = metric.shape
+    fits = len(shape) == 1 or (len(shape) == 2 and shape[0] == shape[1])
+    require(fits, callee, "metric", "of shape (d, d), or (d,)", metric)

@@ -18,6 +18,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from normalign._checks import describe, require, require_kind
+from normalign.kernels.arguments import require_expansion, require_table
 from normalign.kernels.functions import Kernel, Radial
 from normalign.kernels.gradients import (
     expansion_jacobian,
@@ -65,7 +67,16 @@ class Columns:
     def of(
         cls, centers: Tensor, coef: Tensor, kernel: Kernel, *, metric: Tensor | None
     ) -> Columns:
-        """Prepare an expansion."""
+        """Prepare an expansion.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the parts of the expansion do not fit together.
+        """
+        with torch.no_grad():  # coefficients may require gradients
+            require_table("Columns.of", "centers", centers)
+            require_expansion("Columns.of", centers, centers, coef, kernel, metric)
         shift = middle(centers)
         sides = kernel.sides(centers - shift, metric)
         return cls(centers, coef, kernel, metric, shift, sides)
@@ -104,6 +115,14 @@ def pull_back(
     -------
     tuple of Tensor of shape (n, k) and (n, d)
 
+    Raises
+    ------
+    TypeError
+        If an argument is not of its kind.
+    ValueError
+        If x does not fit the columns, or the cotangent gives another shape than that
+        of the outputs.
+
     Examples
     --------
     >>> from normalign.kernels import Gaussian
@@ -112,6 +131,7 @@ def pull_back(
     >>> pull_back(one, columns, lambda outputs, rows: 2 * torch.ones_like(outputs))
     (tensor([[0.6065]]), tensor([[-1.2131]]))
     """
+    _require_rows(x, columns, cotangent)
     kernel = columns.kernel
     if not isinstance(kernel, Radial):
         return jacobian_pull_back(
@@ -138,10 +158,37 @@ def pull_back(
         outputs[rows] = _values_and_slopes(
             points[rows], columns, kernel, values, slopes
         )
-        direction = cotangent(outputs[rows], rows)
+        direction = _slope(cotangent, outputs[rows], rows)
         sums = _weighted(slopes, columns, direction, values)
         gradient[rows] = torch.addcmul(sums[:, :d], sums[:, d:], placed[rows], value=-1)
     return outputs, pulled_back(gradient, kernel, columns.metric)
+
+
+def _require_rows(x: Tensor, columns: Columns, cotangent: Cotangent) -> None:
+    callee = "pull_back"
+    require_kind(
+        isinstance(columns, Columns), callee, "columns", "an expansion's Columns",
+        describe(columns), "Use Columns.of(centers, coef, kernel, metric=metric).",
+    )  # fmt: skip
+    require_kind(
+        callable(cotangent), callee, "cotangent", "callable", describe(cotangent)
+    )
+    centers = columns.centers
+    require_table(callee, "x", x, centers.shape[1])
+    require(
+        (x.dtype, x.device) == (centers.dtype, centers.device), callee, "x",
+        f"{str(centers.dtype)[6:]} on {centers.device}, like the centers",
+        f"{str(x.dtype)[6:]} on {x.device}",
+    )  # fmt: skip
+
+
+def _slope(cotangent: Cotangent, outputs: Tensor, rows: slice) -> Tensor:
+    """What a cotangent gives for some rows, if it is of their outputs' shape."""
+    given = cotangent(outputs, rows)
+    fits = isinstance(given, Tensor) and given.shape == outputs.shape
+    rule = f"one that gives the outputs' shape, {tuple(outputs.shape)}"
+    require(fits, "pull_back", "cotangent", rule, describe(given))
+    return given
 
 
 def _compiled_pull_back(
@@ -158,7 +205,7 @@ def _compiled_pull_back(
     kernel, coef, d = columns.kernel, columns.coef, placed.shape[1]
     for rows in spans(len(points), _COMPILED_ROWS):
         outputs[rows] = expansion_of_sides(points[rows], columns.sides, coef, kernel)
-        mixed = cotangent(outputs[rows], rows), coef
+        mixed = _slope(cotangent, outputs[rows], rows), coef
         for some, sums in sums_of_sides(
             points[rows], columns.sides, columns.moments, kernel, slopes=True,
             mixed=mixed,
@@ -214,7 +261,7 @@ def jacobian_pull_back(
     found = []
     for rows in spans(len(x), rows_at_once):
         values = outputs(x[rows])
-        direction = cotangent(values, rows)
+        direction = _slope(cotangent, values, rows)
         slope = torch.einsum("nkd,nk->nd", jacobian(x[rows]), direction)
         found.append((values, slope))
     if not found:

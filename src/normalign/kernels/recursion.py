@@ -24,7 +24,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from normalign._checks import require
+from normalign._checks import describe, require, require_kind
 from normalign.kernels.agop import centred_agop, cheaper_form
 from normalign.kernels.arguments import require_points, require_table
 from normalign.kernels.distances import median_distance
@@ -159,6 +159,9 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
     True
     """
     _require_problem(x, y, ridge, n_iter, weights)
+    require_kind(
+        isinstance(metric, Tensor), "recursions", "metric", "a tensor", describe(metric)
+    )
     require_points("recursions", x, x, kernel, metric)
     require(
         bandwidth_rule in ("fixed", "median"),

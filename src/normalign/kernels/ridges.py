@@ -13,12 +13,15 @@ share one only for small tables.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from numbers import Real
 
 import torch
 from torch import Tensor
 
+from normalign._checks import as_float, describe, require, require_kind
+from normalign.kernels.arguments import require_table
 from normalign.kernels.direct import compiled_room
 from normalign.kernels.distances import kernel_matrix
 from normalign.kernels.solve import solve
@@ -50,7 +53,7 @@ def ridge_path(
     *,
     solver: Solver | None = None,
 ) -> Iterator[tuple[Tensor, Solved]]:
-    """Yield the coefficients for each ridge, and how they were found.
+    """Return the coefficients for each ridge one by one, and how they were found.
 
     Parameters
     ----------
@@ -62,12 +65,44 @@ def ridge_path(
     solver : Solver, optional
         A solver that is named is used for each; "auto" may share a factorisation.
 
-    Yields
+    Returns
+    -------
+    iterator of (Tensor of shape (n, k), Solved)
+
+    Raises
     ------
-    coef : Tensor of shape (n, k)
-    solved : Solved
+    TypeError
+        If an argument is not of its kind.
+    ValueError
+        If there are not as many targets as points, or a ridge is not positive.
     """
-    solver = solver or Solver()
+    callee, values = "ridge_path", _checked_ridges(ridges)
+    kind = isinstance(system, System)
+    require_kind(kind, callee, "system", "a System", describe(system))
+    require_table(callee, "y", y)
+    n = len(system.points)
+    require(len(y) == n, callee, "y", f"of shape ({n}, k)", y)
+    named = solver is None or isinstance(solver, Solver)
+    require_kind(named, callee, "solver", "a Solver or None", describe(solver))
+    return _path(system, y, values, solver or Solver(callee=callee))
+
+
+def _checked_ridges(ridges: Sequence[float]) -> list[float]:
+    several = isinstance(ridges, Iterable) and getattr(ridges, "ndim", 1) == 1
+    told = describe(ridges)
+    kind = "a sequence of numbers"
+    require_kind(several, "ridge_path", "ridges", kind, told)
+    values = [one.item() if isinstance(one, Tensor) else one for one in ridges]
+    numbers = all(isinstance(one, Real) for one in values)
+    require_kind(numbers, "ridge_path", "ridges", kind, told)
+    positive = all(0 < as_float(one) < math.inf for one in values)
+    require(positive, "ridge_path", "ridges", "positive and finite", told)
+    return [float(one) for one in values]
+
+
+def _path(
+    system: System, y: Tensor, ridges: list[float], solver: Solver
+) -> Iterator[tuple[Tensor, Solved]]:
     quick = compiled_room(system, y.shape[1], math.inf, slopes=False) is not None
     if solver.name == "auto" and shared_is_cheaper(len(y), len(ridges), quick=quick):
         yield from _shared(system, y, ridges)

@@ -1,8 +1,13 @@
 """Pictures; needs matplotlib, the extra ``normalign[plots]``."""
 
-from normalign.plots.centroids import plot_centroids
-from normalign.plots.curves import plot_curves
-from normalign.plots.partition import plot_partition
-from normalign.plots.profile import plot_profile
+from normalign._checks import missing_extra
+
+try:
+    from normalign.plots.centroids import plot_centroids
+    from normalign.plots.curves import plot_curves
+    from normalign.plots.partition import plot_partition
+    from normalign.plots.profile import plot_profile
+except ModuleNotFoundError as error:
+    raise missing_extra("normalign.plots", "plots", error) from error
 
 __all__ = ["plot_centroids", "plot_curves", "plot_partition", "plot_profile"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, overload
 import torch
 from torch import Tensor
 
+from normalign._checks import module_of_extra
 from normalign.robustness.balls import distance
 
 if TYPE_CHECKING:
@@ -122,8 +123,7 @@ class Attack:
 
     def to_frame(self) -> pd.DataFrame:
         """Return a pandas DataFrame, one row for each radius and sample."""
-        import pandas as pd
-
+        pd = module_of_extra("Attack.to_frame", "pandas", "frames")
         r, n = self.broken.shape
         # In float64, for arrays have no bfloat16.
         columns = {

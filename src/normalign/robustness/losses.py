@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, softplus
 
-from normalign._checks import describe, require, require_kind
+from normalign._checks import describe, require
 from normalign.geometry.margin import check_labels
 
 __all__ = ["LOSSES", "Aim", "Loss", "aim_at", "check_loss"]
@@ -127,7 +127,6 @@ def check_loss(callee: str, loss: Loss) -> None:
 def aim_at(callee: str, loss: Loss, y: Tensor, outputs: Tensor) -> Aim:
     """Return the aim at rows with outputs (n, k); refuse labels that do not fit."""
     n, k = outputs.shape
-    require_kind(isinstance(y, Tensor), callee, "y", "a tensor", type(y).__name__)
     y = y.to(outputs.device)
     if k > 1:
         check_labels(callee, y, (n,), k)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from normalign._checks import require, require_kind
+from normalign._checks import module_of_extra, require, require_kind
 from normalign.geometry.chunks import ChunkSize
 from normalign.geometry.local_map import LocalMap
 from normalign.robustness.attack import Attack
@@ -102,8 +102,7 @@ class MaskingReport:
 
     def to_frame(self) -> pd.DataFrame:
         """Return a pandas DataFrame, one row for each check."""
-        import pandas as pd
-
+        pd = module_of_extra("MaskingReport.to_frame", "pandas", "frames")
         names = ("name", "passed", "worst", "finding", "remedy")
         return pd.DataFrame(
             [{name: getattr(check, name) for name in names} for check in self.checks]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from normalign._checks import require, require_kind
+from normalign._checks import as_float, require, require_kind
 from normalign.geometry.chunks import ChunkSize
 from normalign.geometry.local_map import LocalMap
 from normalign.robustness.balls import NORMS, Ball, Bound, distance, unit_offsets
@@ -87,7 +87,7 @@ def minimal_radius(  # noqa: PLR0913  (what an attack is made of)
     callee = "minimal_radius"
     number = isinstance(max_radius, Real | Tensor)
     require_kind(number, callee, "max_radius", "a number", repr(max_radius))
-    positive = 0 < max_radius < math.inf
+    positive = 0 < as_float(max_radius) < math.inf
     require(positive, callee, "max_radius", "positive and finite", max_radius)
     require_count(callee, "n_bisections", n_bisections, least=0)
     require_count(callee, "n_restarts", n_restarts, least=1)

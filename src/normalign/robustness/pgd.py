@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normalign._checks import require, require_kind
+from normalign._checks import as_float, require, require_kind
 from normalign.geometry.chunks import ChunkSize
 from normalign.geometry.local_map import LocalMap
 from normalign.robustness.attack import Attack
@@ -272,7 +272,7 @@ def checked_radii(callee: str, radii: float | Sequence[float] | Tensor) -> list[
     for radius in given:
         kind = isinstance(radius, Real)
         require_kind(kind, callee, "radii", "a number, or several", repr(radius))
-        legal = 0 <= float(radius) < math.inf
+        legal = 0 <= as_float(radius) < math.inf
         require(legal, callee, "radii", "finite and at least 0", radius)
     return [float(radius) for radius in given]
 
@@ -284,7 +284,7 @@ def checked_range(
 
     def on_x(name: str, bound: Bound) -> Bound:
         if isinstance(bound, np.ndarray):
-            bound = torch.as_tensor(bound)
+            bound = torch.tensor(bound)  # it may be read-only
         if not isinstance(bound, Tensor):
             number = bound is None or isinstance(bound, Real)
             require_kind(number, callee, name, "a number or a tensor", repr(bound))

@@ -15,6 +15,7 @@ from normalign.geometry.chunks import ChunkPlan, ChunkSize, plan_chunks
 from normalign.geometry.jacobian import check_batch
 from normalign.geometry.linearize import Linearization
 from normalign.geometry.local_map import LocalMap
+from normalign.geometry.margin import as_labels
 from normalign.geometry.quirks import frozen_randomness, has_recurrence
 
 __all__ = ["Autograd", "ClosedForm", "Cotangent", "Route", "has_closed_form"]
@@ -60,9 +61,9 @@ class Autograd:
         self._map = local_map
 
     def entered(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
-        """Return inputs and labels, which are tensors already."""
+        """Return inputs, which are a tensor already, and labels as one."""
         check_batch(x, self._map)
-        return x, y
+        return x, as_labels(self._map.callee, y)
 
     def plan(self, x: Tensor, chunk_size: ChunkSize) -> ChunkPlan:
         """Return how many rows go through at once; see :mod:`geometry.chunks`."""
@@ -138,24 +139,14 @@ class ClosedForm:
         if not isinstance(x, Tensor):
             table = np.asarray(x)
             table = table if table.dtype.kind == "f" else table.astype(np.float64)
-            x = torch.as_tensor(np.ascontiguousarray(table))
+            x = torch.tensor(np.ascontiguousarray(table))  # it may be read-only
         require_kind(x.is_floating_point(), self._callee, "x", "of a floating dtype", x)
         require(x.ndim == 2, self._callee, "x", "a table of shape (n, d)", x)
         classes = getattr(self._model, "classes_", None)
         if classes is not None:
             return x, torch.as_tensor(self._indices(y, np.asarray(classes)))
-        if isinstance(y, Tensor):
-            return x, y
-        labels = np.asarray(y)
-        require_kind(
-            labels.dtype.kind in "iufb",
-            self._callee,
-            "y",
-            "class indices, for a model without classes_",
-            labels,
-            "An estimator has classes_ once it is fitted.",
-        )
-        return x, torch.as_tensor(labels)
+        remedy = "An estimator has classes_ once it is fitted."
+        return x, as_labels(self._callee, y, remedy)
 
     def plan(self, x: Tensor, chunk_size: ChunkSize) -> ChunkPlan:
         """Return how many rows go through at once: all, unless a number is given."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any, cast
 
-from normalign._checks import require, require_kind
+from normalign._checks import as_float, require, require_kind
 
 __all__ = ["StepSize", "cosine_steps", "require_count", "shares"]
 
@@ -47,8 +47,9 @@ def cosine_steps(n_steps: int, *, total: float = TOTAL) -> Callable[[int], float
     callee = "cosine_steps"
     require_count(callee, "n_steps", n_steps, least=1)
     require_kind(isinstance(total, Real), callee, "total", "a number", repr(total))
-    require(0 < total < math.inf, callee, "total", "positive and finite", total)
-    return lambda t: total / n_steps * (1 + math.cos(math.pi * (t + 0.5) / n_steps))
+    length = as_float(total)
+    require(0 < length < math.inf, callee, "total", "positive and finite", total)
+    return lambda t: length / n_steps * (1 + math.cos(math.pi * (t + 0.5) / n_steps))
 
 
 def require_count(callee: str, name: str, value: Any, *, least: int) -> None:
@@ -68,7 +69,7 @@ def shares(callee: str, step_size: StepSize, n_steps: int) -> list[float]:
     require_kind(kind, callee, "step_size", wanted, repr(step_size))
     rule = cast("Callable[[int], float]", step_size)
     rule = rule if callable(step_size) else lambda t: cast(float, step_size)
-    given = [float(rule(t)) for t in range(n_steps)]
+    given = [as_float(rule(t)) for t in range(n_steps)]
     for share in given:
         require(0 <= share < math.inf, callee, "step_size", "finite, at least 0", share)
     return given

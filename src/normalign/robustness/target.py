@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,16 +29,42 @@ def undisturbed() -> Iterator[None]:
 
 
 def require_model(callee: str, model: Any) -> None:
-    """Refuse what is neither a function nor brings gradients of its own."""
+    """Refuse what is no classifier, or neither a function nor brings gradients."""
+    name = type(model).__name__
     require_kind(
-        callable(model) or has_closed_form(model),
-        callee,
-        "model",
-        "callable, or with a method pull_back",
-        type(model).__name__,
-        "A forest, say, has no gradients to climb. Of a pipeline attack the last step, "
-        "at what it sees: pgd(pipeline[-1], pipeline[:-1].transform(x), y, ...).",
-    )
+        not _is_regressor(model), callee, "model", "a classifier", name,
+        "An attack breaks labels, which numbers are not: bin the targets, and fit a "
+        "classifier.",
+    )  # fmt: skip
+    remedy = ""
+    if hasattr(model, "predict"):
+        remedy = (
+            "Attack as_torch(model), whose labels are positions in model.classes_; a "
+            "forest, say, has no gradients to climb."
+        )
+    if hasattr(model, "steps"):
+        remedy = (
+            "Of a pipeline attack the last step, at what it sees: "
+            f"{callee}(pipeline[-1], pipeline[:-1].transform(x), y, ...)."
+        )
+    require_kind(
+        callable(model) or has_closed_form(model), callee, "model",
+        "callable, or with a method pull_back", name, remedy,
+    )  # fmt: skip
+    classes = getattr(model, "classes_", None)
+    several = isinstance(classes, list) and any(np.ndim(one) > 0 for one in classes)
+    require(
+        not several, callee, "model", "a classifier with one label per sample",
+        f"a {name} with several", "Fit one classifier per label.",
+    )  # fmt: skip
+
+
+def _is_regressor(model: Any) -> bool:
+    """Whether an estimator says of itself, as scikit-learn's do, that it is one."""
+    tags = getattr(model, "__sklearn_tags__", None)
+    if tags is None or isinstance(model, type):
+        return False
+    return tags().estimator_type == "regressor"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,13 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from normalign._checks import complaint, describe, require, require_kind
+from normalign._checks import (
+    complaint,
+    describe,
+    missing_extra,
+    require,
+    require_kind,
+)
 
 __all__ = [
     "Checkpoint",
@@ -246,12 +252,7 @@ def _require_safetensors(callee: str) -> None:
     try:
         import safetensors  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            complaint(
-                callee, "safetensors", "installed", "none",
-                "pip install 'normalign[weights]'",
-            )
-        ) from error  # fmt: skip
+        raise missing_extra(callee, "weights", error) from error
 
 
 def _target(callee: str, path: str | os.PathLike[str]) -> Path:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from normalign._checks import module_of_extra
 from normalign.regularizers import GrokAlign, PenaltyForm
 from normalign.training.history import History
 
@@ -108,8 +109,7 @@ class TunedWeight:
 
     def to_frame(self) -> pd.DataFrame:
         """Return the table as a pandas DataFrame, one row per candidate."""
-        import pandas as pd
-
+        pd = module_of_extra("TunedWeight.to_frame", "pandas", "frames")
         return pd.DataFrame(self.table)
 
     def __repr__(self) -> str:

@@ -14,6 +14,7 @@ from normalign.estimators import RFAMRegressor, RFMClassifier, RFMRegressor
 from normalign.estimators.partition import sweeps as sweeps_module
 from normalign.estimators.partition.blended import BlendedMachine
 from normalign.estimators.partition.partitioned import fit_partitioned, merged
+from normalign.estimators.partition.parts import CutJob, cut_axes
 from normalign.estimators.problem import Validation
 from normalign.estimators.recipe import Recipe
 from normalign.estimators.whole import fit_whole
@@ -34,6 +35,15 @@ def rows(n=300, d=3, seed=0):
 def outputs(fitted, x, recipe=RECIPE):
     machine = fitted.machine(dtype=recipe.dtype)
     return machine(torch.as_tensor(x, dtype=recipe.dtype)).numpy()
+
+
+@pytest.mark.usefixtures("half_by_default")
+def test_cuts_do_not_depend_on_a_default_dtype_of_torch():
+    x, y = rows(50)
+    job = CutJob(RECIPE, x, y, np.ones(50), seed=0, n_jobs=1)
+    found = cut_axes(job)
+    torch.set_default_dtype(torch.float32)
+    np.testing.assert_array_equal(found, cut_axes(job))
 
 
 def explained(outputs, targets, weights):

@@ -3,8 +3,12 @@
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.datasets import load_breast_cancer, load_wine
+from sklearn.exceptions import DataConversionWarning
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from normalign.estimators import (
@@ -93,6 +97,31 @@ def test_labels_are_warned_of_once_at_the_line_that_fits(kind, labels, said):
         kind(n_iter=0).fit(X, labels)
     assert [said in str(one.message) for one in caught] == [True]
     assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        lambda: make_pipeline(StandardScaler(), RFMClassifier(n_iter=0)),
+        lambda: GridSearchCV(RFMClassifier(n_iter=0), {"ridge": [1.0]}, cv=2),
+    ],
+    ids=["pipeline", "search"],
+)
+def test_a_warning_points_at_the_line_that_fits_what_holds_the_machine(whole):
+    with pytest.warns(DataConversionWarning) as caught:
+        whole().fit(X, pd.DataFrame({"y": CODES}))
+    assert {one.filename for one in caught} == {__file__}
+
+
+def test_a_warning_of_scores_points_at_the_line_that_searches():
+    def missing(machine, x, y):
+        return np.nan if machine.ridge == 1.0 else 0.0
+
+    machine = RFAMRegressorCV(ridges=(1.0, 0.1), n_iter=0, cv=2, scoring=missing)
+    for one in (machine, make_pipeline(StandardScaler(), machine)):
+        with pytest.warns(UserWarning, match="not finite") as caught:
+            one.fit(X, NUMBERS)
+        assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_folds_with_few_rows_of_many_classes_are_not_warned_of():

@@ -156,6 +156,47 @@ def test_labels_go_back_to_devices_that_have_no_64_bits(device, dtype):
     np.testing.assert_array_equal(as_numpy(found), labels)
 
 
+class Coarse:
+    """A namespace without numbers of 64 bits, like that of some accelerators."""
+
+    @staticmethod
+    def asarray(values, device=None):
+        if values.dtype.itemsize > 4:
+            raise TypeError("no such dtype on this device")
+        return values
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.float64])
+def test_labels_that_a_device_cannot_hold_are_refused_and_not_narrowed(dtype):
+    origin = Origin(Coarse, "coarse")
+    few = np.array([1, 2**24], dtype=dtype)
+    np.testing.assert_array_equal(origin.restored(few, exact=True), few)
+    words = (
+        r"^predict: X must be on a device that holds .*64, got coarse, which has no 8"
+    )
+    with pytest.raises(ValueError, match=words):
+        origin.restored(np.array([1, 2**33 + 1], dtype=dtype), exact=True)
+
+
+def test_numbers_are_rounded_for_a_device_but_not_to_infinity():
+    origin = Origin(Coarse, "coarse")
+    assert origin.restored(np.array([1 / 3])) == np.float32(1 / 3)
+    with pytest.raises(ValueError, match="coarse, which has no 1e"):
+        origin.restored(np.array([1.0, 1e40]))
+
+
+@pytest.mark.parametrize("dtype", [">i8", ">i4", ">f8", ">u2", "<i8", np.longdouble])
+def test_labels_of_any_byte_order_and_width_come_back_as_tensors(dtype):
+    labels = (np.digitize(NUMBERS, [-0.5, 0.5]) + 300).astype(dtype)
+    table = torch.as_tensor(X)
+    for y in (labels, np.stack([labels, -labels], axis=1).astype(dtype)):
+        machine = RFMClassifier(n_iter=0, ridge=1e-6).fit(table, y)
+        found = machine.predict(table)
+        assert isinstance(found, torch.Tensor)
+        np.testing.assert_array_equal(found.numpy(), y)
+    assert all(classes.dtype.isnative for classes in machine.classes_)
+
+
 def test_answers_that_single_precision_cannot_hold_stay_in_double():
     table = X.astype(np.float32)
     huge = RFMRegressor(n_iter=1).fit(table, 1e40 * NUMBERS)

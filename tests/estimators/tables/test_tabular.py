@@ -160,6 +160,60 @@ def test_dates_in_any_dress_are_no_categories(days):
         pipeline.fit(TABLE.assign(day=days), LABEL)
 
 
+DAYS = [str(day.date()) for day in pd.date_range("2020-01-30", periods=N)]
+
+
+@pytest.mark.parametrize(
+    "days",
+    [
+        pd.Series(DAYS),
+        pd.Series(DAYS, dtype=object),
+        pd.Series(DAYS, dtype="string"),
+        pd.Series([*DAYS[1:], None]),
+        pd.Series([f"{day}T08:30:00Z" for day in DAYS]),
+        pd.Series([f"{day} 08:30:00.125+01:00" for day in DAYS]),
+        pd.Series([f" {day} 08:30" for day in DAYS]),
+    ],
+    ids=["texts", "objects", "nullable", "holes", "times", "zones", "minutes"],
+)
+def test_texts_that_are_all_dates_are_refused_unless_they_are_said_to_be_codes(days):
+    frame = TABLE.assign(day=days)
+    words = (
+        r"^make_tabular_pipeline: column 'day' must be of numbers, .*, got dates as "
+        r"texts, as ' ?2020-0.*to_datetime\(X\['day'\]\).*categorical=\['day'\] keeps"
+    )
+    with pytest.raises(ValueError, match=words):
+        make_tabular_pipeline(RFMClassifier()).fit(frame, LABEL)
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0), categorical=["day"])
+    names = pipeline.fit(frame, LABEL)[:-1].get_feature_names_out()
+    assert sum(name.startswith("categories__day") for name in names) == N
+    later = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(TABLE, LABEL)
+    later.predict(TABLE.assign(city=days))  # unseen categories, as any others
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [*DAYS[1:], "soon"],
+        [f"{i:04d}-13-45" for i in range(N)],
+        ["20200229"] * N,
+        [f"{day}-7" for day in DAYS],
+        [None] * N,
+        pd.Categorical(DAYS),
+    ],
+    ids=["one is none", "codes", "digits", "parts", "missing", "categories"],
+)
+def test_texts_that_are_not_all_dates_are_categories(texts):
+    frame = TABLE.assign(day=pd.Series(texts, index=TABLE.index))
+    make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(frame, LABEL)
+
+
+def test_arrays_of_texts_that_are_dates_are_refused_by_their_position():
+    array = np.column_stack([CITY, DAYS])
+    with pytest.raises(ValueError, match=r"column 1 must .* categorical=\[1\] keeps"):
+        make_tabular_pipeline(RFMClassifier()).fit(array, LABEL)
+
+
 def test_complex_columns_get_advice_of_their_own():
     frame = TABLE.assign(wave=np.full(N, 1j))
     with pytest.raises(ValueError, match=r"'wave' must .* two columns of each\.$"):
@@ -298,6 +352,10 @@ def test_wrong_arguments_are_refused():
         make_tabular_pipeline(RFMClassifier(), max_categories="a")
     with pytest.raises(TypeError, match=r"X must be dense.*toarray"):
         make_tabular_pipeline(RFMClassifier()).fit(sparse.csr_array(np.eye(N)), LABEL)
+    for wrong in ("yes", None, 1):
+        with pytest.raises(TypeError, match="missing_indicator must be True or False"):
+            make_tabular_pipeline(RFMClassifier(), missing_indicator=wrong)
+    make_tabular_pipeline(RFMClassifier(), missing_indicator=np.True_)
     for none in ("city", b"city", None, 3):
         with pytest.raises(TypeError, match=r"got .*\. Put the name in a list"):
             make_tabular_pipeline(RFMClassifier(), categorical=none)
@@ -317,6 +375,16 @@ def test_what_has_no_columns_is_refused_in_fit_and_later(values):
     pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(TABLE, LABEL)
     with pytest.raises(ValueError, match=words):
         pipeline.predict(values)
+
+
+def test_one_row_of_a_frame_is_refused_with_the_way_to_a_table_of_one_row():
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(TABLE, LABEL)
+    words = (
+        r"got a Series of shape \(8,\)\. .*one row is df\.iloc\[\[0\]\].*; one column"
+    )
+    with pytest.raises(ValueError, match=words):
+        pipeline.predict(TABLE.iloc[0])
+    assert pipeline.predict(TABLE.iloc[[0]]) == pipeline.predict(TABLE)[:1]
 
 
 def test_names_of_several_levels_are_refused_with_the_remedy():

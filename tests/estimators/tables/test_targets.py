@@ -107,6 +107,8 @@ def test_a_class_without_a_row_that_counts_is_no_class():
         ([0.0, np.nan, 1.0], "without missing ones"),
         (pd.Series(["a", pd.NA, "b"], dtype="string"), "without missing ones"),
         (pd.Series([1, pd.NA, 0], dtype="Int64"), "without missing ones"),
+        (np.array(["2020", "NaT", "2021"], "M8[D]"), "without missing ones, got 1 mis"),
+        (np.array([1, "NaT", "NaT"], "m8[s]"), "without missing ones, got 2 missing"),
         ([0.0, np.inf, 1.0], "finite labels, got 1 infinite"),
         (pd.Series([0.0, np.inf, -np.inf]), "finite labels, got 2 infinite"),
         (np.array([0.0, np.inf, 1.0], dtype=object), "finite labels, got 1 infinite"),
@@ -177,6 +179,30 @@ def test_numbers_keep_their_shape_in_mind():
 def test_numbers_that_are_none_are_refused(values, words):
     with pytest.raises(ValueError, match=words):
         numbers("fit", values, n=3)
+
+
+RAGGED = [[1], [1, 2]]
+
+
+def test_answers_of_different_lengths_are_refused_with_the_remedy():
+    objects = np.array([None, None])
+    objects[:] = RAGGED
+    for rows in (RAGGED, objects, pd.Series(RAGGED)):
+        for read in (class_labels, plain_labels):
+            with pytest.raises(ValueError, match=r"^fit: y must .*MultiLabelBinarizer"):
+                read("fit", rows)
+        with pytest.raises(ValueError, match=r"^fit: y must .* Give every row as many"):
+            numbers("fit", rows)
+
+
+def test_an_index_of_several_levels_is_refused_with_the_remedy():
+    index = pd.MultiIndex.from_arrays([[1, 2, 1], [3, 4, 4]])
+    for read in (class_labels, plain_labels, numbers):
+        with pytest.raises(
+            TypeError, match=r"^fit: y must .*got a MultiIndex\. Pass y.to"
+        ):
+            read("fit", index)
+        read("fit", index.to_frame(index=False))
 
 
 def test_sparse_answers_are_refused_with_the_remedy():

@@ -1,3 +1,4 @@
+import re
 import warnings
 
 import numpy as np
@@ -23,7 +24,13 @@ from torch import nn
 from torch.func import jacrev, vmap
 
 from normalign import local_geometry
-from normalign.estimators import RFMRegressor, as_torch
+from normalign.estimators import (
+    RFAMRegressor,
+    RFMClassifier,
+    RFMRegressor,
+    as_torch,
+    make_tabular_pipeline,
+)
 
 RNG = np.random.default_rng(0)
 D = 4
@@ -298,6 +305,19 @@ def test_an_unsupported_kind_names_the_supported_ones(estimator, name):
     assert "LogisticRegression" in str(caught.value)
 
 
+def test_a_pipeline_for_mixed_tables_points_to_its_last_step():
+    pipeline = make_tabular_pipeline(RFMRegressor(n_iter=0))
+    search = GridSearchCV(pipeline, {"machine__ridge": [1.0]}, cv=2)
+    for whole, name in ((pipeline, "pipeline"), (search, "search.best_estimator_")):
+        whole.fit(X, TARGETS)
+        last, seen = f'as_torch({name}["machine"])', f"{name}[:-1].transform(X)"
+        words = f"got the step TableColumns. Convert its last step: {last} at {seen}."
+        with pytest.raises(TypeError, match=re.escape(words) + "$"):
+            as_torch(whole)
+    rows = torch.as_tensor(pipeline[:-1].transform(X))
+    close(as_torch(pipeline["machine"])(rows).numpy(), pipeline.predict(X))
+
+
 @pytest.mark.parametrize("thing", [3, "model", lm.Ridge, np.eye(2)])
 def test_what_is_no_estimator_is_refused(thing):
     with pytest.raises(TypeError, match=r"^as_torch: fitted must be a fitted scikit"):
@@ -336,6 +356,70 @@ def test_one_vs_rest_over_a_perceptron_is_refused():
     model = fitted(OneVsRestClassifier(MLPClassifier(**MLP_LAYERS)), *TABLES[3])
     with pytest.raises(ValueError, match="over classifiers with a decision_function"):
         as_torch(model)
+
+
+MANY = [
+    make_pipeline(StandardScaler(), lm.LogisticRegression()),
+    make_pipeline(MinMaxScaler(), PCA(2, whiten=True), SVC()),
+    OneVsRestClassifier(RFMClassifier(n_iter=0)),
+    MLPClassifier(**MLP_LAYERS),
+    RFMClassifier(n_iter=1),
+    RFMClassifier(n_iter=1, max_leaf_size=20, random_state=0),
+    RFMClassifier(n_iter=1, diagonal=True, kernel="product_laplace"),
+]
+
+
+@pytest.mark.parametrize("estimator", MANY, ids=lambda one: type(one).__name__)
+def test_what_is_set_outside_does_not_reach_the_module(estimator):
+    model = fitted(estimator, *TABLES[2])
+    expected = outputs(as_torch(model))
+    made = []
+    with torch.device("meta"):  # which keeps no values, so that nothing may go there
+        made.append(as_torch(model))
+    with torch.inference_mode():
+        made.append(as_torch(model))
+    for module in made:
+        np.testing.assert_array_equal(outputs(module), expected)
+        x = torch.as_tensor(FRESH).requires_grad_()
+        module(x).sum().backward()
+        assert bool(x.grad.isfinite().all())
+
+
+@pytest.mark.usefixtures("half_by_default")
+@pytest.mark.filterwarnings("ignore:.*bandwidths apart")
+@pytest.mark.parametrize("estimator", MANY, ids=lambda one: type(one).__name__)
+def test_a_default_dtype_does_not_reach_the_module(estimator):
+    table = 1e6 * TABLES[2][0]  # beyond what half precision holds
+    model = fitted(estimator, table, TABLES[2][1])
+    found = outputs(as_torch(model), table)
+    torch.set_default_dtype(torch.float32)
+    np.testing.assert_array_equal(found, outputs(as_torch(model), table))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"dtype": "float32", "identity_weight": 0.0},
+        {"kernel": "gaussian", "bandwidth": 1e-3},
+        {"kernel": "product_laplace", "diagonal": True},
+        {"max_leaf_size": 20, "random_state": 0},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:.*bandwidths apart")
+def test_however_far_away_the_module_answers_what_predict_answers(settings):
+    machine = RFAMRegressor(n_iter=1, **settings).fit(X, TARGETS)
+    far = np.array([[1e160] * 4, [-1e160, 1.0, 2.0, 0.0], [1e308] * 4, [1e20] * 4])
+    module = as_torch(machine)
+    close(outputs(module, far), machine.predict(far))
+    rows = torch.as_tensor(far).requires_grad_()
+    module(rows).sum().backward()
+    assert bool(rows.grad.isfinite().all())
+    # in single precision, too, where squares are numbers up to 1e19 only
+    near = far[3:].astype(np.float32)
+    found = module.float()(torch.as_tensor(near)).numpy()
+    np.testing.assert_allclose(found, machine.predict(near), rtol=1e-5)
 
 
 def test_a_machine_fitted_around_an_outlier_is_its_module():

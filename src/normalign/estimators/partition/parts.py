@@ -7,6 +7,7 @@ does not depend on which worker runs it, or when.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -178,7 +179,8 @@ def _axes(metric: Tensor, seed: int) -> np.ndarray:
     own = vectors.flip(1)[:, :_OWN_AXES].T
     generator = torch.Generator().manual_seed(seed)
     shape = _RANDOM_AXES, len(metric)
-    noise = torch.randn(shape, generator=generator, device="cpu").double()
+    place: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+    noise = torch.randn(shape, generator=generator, **place).double()
     # The last random axis ignores the metric: rows may differ only where it is 0.
     seen = noise[:-1] @ (vectors * values.clamp(min=0).sqrt()) @ vectors.T
     axes = torch.cat([own, seen, noise[-1:]])

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import warnings
 from pathlib import Path
 
+import joblib
 import numpy as np
+import sklearn
 import torch
 
 from normalign._checks import complaint
@@ -28,7 +31,12 @@ __all__ = ["callers_level", "require_memory", "warn_of_rounding", "warn_of_scale
 _ROUNDING, _MARGIN = 1e-3, 4
 # What a kernel may have in its exponent for rows at a middling distance.
 _TELLING = (1e-4, 20.0)
-_HERE = str(Path(__file__).parents[1])  # the folder of all estimators
+# Folders whose lines are not the caller's: of all estimators, and of those who call
+# them for others (pipelines, searches, workers).
+_BETWEEN = tuple(
+    str(Path(file).parent) + os.sep
+    for file in (Path(__file__).parent, sklearn.__file__, joblib.__file__)
+)
 
 
 def require_memory(
@@ -162,8 +170,8 @@ def warn_of_rounding(callee: str, problem: Problem) -> None:
 
 
 def callers_level() -> int:
-    """How far up the line is that called an estimator; a search is one floor more."""
+    """How far up the line is that called an estimator, a pipeline or a search."""
     frame, level = inspect.currentframe(), 0
-    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame, level = frame.f_back, level + 1
     return level

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from scipy.spatial.distance import pdist
 
-from normalign._checks import complaint, require
+from normalign._checks import complaint, describe, require
 
 __all__ = [
     "Frame",
@@ -31,6 +31,8 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 # Rows up to which double precision costs nothing that anybody would notice.
 PRECISE_ROWS = 1000
+# What torch may say to something that is no device, or to one that is not here.
+_NO_DEVICE = (AssertionError, OverflowError, RuntimeError, TypeError, ValueError)
 # Rows from which an accelerator pays for its launches and transfers.
 _DEVICE_ROWS = 2000
 # Spreads of a table, in bandwidths, whose squares a precision can hold.
@@ -293,12 +295,9 @@ def chosen_device(callee: str, name: Any, n: int, *, given: Any = None) -> torch
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    except (RuntimeError, TypeError, AssertionError) as error:
-        raise ValueError(
-            complaint(
-                callee, "device", '"auto" or a device of torch that is here', repr(name)
-            )
-        ) from error  # fmt: skip
+    except _NO_DEVICE as error:
+        rule = '"auto" or a device of torch that is here'
+        raise ValueError(complaint(callee, "device", rule, describe(name))) from error
     require(
         device.type != "meta", callee, "device", "a device that computes", repr(name)
     )

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from normalign._checks import require, require_kind
+from normalign._checks import as_float, describe, require, require_kind
+from normalign.estimators.scale.limits import callers_level
 from normalign.estimators.search.trajectories import Trajectory
 
 __all__ = ["best_candidate", "check_candidates", "check_scores", "results_table"]
 
+# Of these some can be read only once and would be empty in a second fit, some have no
+# order, and some are no numbers.
+_NO_SEQUENCES = str | bytes | bytearray | Iterator | Mapping | Set
 # Scores nearer than that are equal: sums of the same numbers in another order.
 EQUAL = 1e-10
 
@@ -35,21 +39,18 @@ def check_candidates(estimator: Any) -> None:
         ("identity_weights", "in [0, 1]"),
     ):
         given: Any = getattr(estimator, name)
-        # What can be read only once would be empty in a second fit.
-        several = isinstance(given, Iterable) and not isinstance(given, str | Iterator)
+        several = isinstance(given, Iterable) and not isinstance(given, _NO_SEQUENCES)
         several = several and getattr(given, "ndim", 1) == 1
-        require_kind(several, callee, name, "a sequence of numbers", repr(given))
+        kind, told = "a sequence of numbers", describe(given)
+        require_kind(several, callee, name, kind, told, "Pass a list.")
         values = list(given)
-        require(len(values) > 0, callee, name, "not empty", given)
-        require_kind(
-            all(isinstance(v, Real) and not isinstance(v, bool) for v in values),
-            callee, name, "a sequence of numbers", given,
-        )  # fmt: skip
-        fits = [
-            0 < value < math.inf if name == "ridges" else 0 <= value <= 1
-            for value in map(float, values)
-        ]
-        require(all(fits), callee, name, rule, repr(given))
+        require(len(values) > 0, callee, name, "not empty", told)
+        numbers = all(isinstance(v, Real) and not isinstance(v, bool) for v in values)
+        require_kind(numbers, callee, name, kind, told)
+        for value in values:
+            number = as_float(value)
+            fits = 0 < number < math.inf if name == "ridges" else 0 <= number <= 1
+            require(fits, callee, name, rule, f"{describe(value)} among them")
 
 
 def results_table(
@@ -130,7 +131,7 @@ def check_scores(callee: str, results: dict[str, Any], found: list[Trajectory]) 
             f"{callee}: {broken} test scores are not finite; a candidate with NaN is "
             "never chosen. See cv_results_.",
             UserWarning,
-            stacklevel=4,
+            stacklevel=callers_level(),
         )
 
 

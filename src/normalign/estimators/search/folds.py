@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 from sklearn.model_selection import check_cv
 
-from normalign._checks import complaint, describe, require, require_kind
+from normalign._checks import as_float, complaint, describe, require, require_kind
 from normalign.estimators.tables.targets import Answers, plain_labels, plain_numbers
 
-__all__ = ["chosen_splits", "shuffled_folds", "shuffled_split"]
+__all__ = ["Fold", "chosen_splits", "shuffled_folds", "shuffled_split", "words_of"]
 
 Split = tuple[np.ndarray, np.ndarray]
 
 # What None means, as in scikit-learn; but shuffled, like every number of folds here.
 _FOLDS = 5
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Rows to fit on and rows to score on, each (x, y, weights).
+
+    ``shown`` is what a caller's own scorer sees of the latter, if not x: a frame.
+    """
+
+    train: tuple[np.ndarray, np.ndarray, np.ndarray | None]
+    test: tuple[np.ndarray, np.ndarray, np.ndarray | None]
+    shown: Any = None
 
 
 def shuffled_folds(
@@ -104,7 +118,7 @@ def chosen_splits(
 
     Parameters
     ----------
-    cv : int, float, splitter, iterable or None
+    cv : int, float, splitter, list of splits or None
         Number of folds (None: 5); share of one validation split; or what scikit-learn
         takes.
     given : (X, y)
@@ -124,14 +138,14 @@ def chosen_splits(
     cv = _FOLDS if cv is None else cv
     whole = isinstance(cv, Integral)
     if isinstance(cv, Real) and not isinstance(cv, bool):
-        number = float(cv)
+        number = as_float(cv)
         require(
             number >= 2 if whole else 0 < number < 1, callee, "cv",
             "at least 2 folds, a share between 0 and 1, or a splitter", cv,
         )  # fmt: skip
         settings = {"n": len(alive), "groups": labels, "seed": seed}
         if whole:
-            splits = shuffled_folds(min(int(number), len(alive)), **settings)
+            splits = shuffled_folds(int(min(number, len(alive))), **settings)
         else:
             splits = [shuffled_split(number, **settings)]
     else:
@@ -161,10 +175,14 @@ def _combinations(codes: np.ndarray) -> np.ndarray:
 def _given_splits(
     callee: str, cv: Any, given: tuple[Any, Any], alive: np.ndarray, answers: Answers
 ) -> list[Split]:
+    rule = "a number of folds, a share, a splitter or a list of splits"
+    require_kind(
+        not isinstance(cv, Iterator), callee, "cv", rule, f"a {type(cv).__name__}",
+        "It can be read only once, and would be empty in a second fit: pass list(cv).",
+    )  # fmt: skip
     try:
         splitter: Any = check_cv(cv)
     except (TypeError, ValueError) as error:
-        rule = "a number of folds, a share, a splitter or an iterable of splits"
         raise ValueError(complaint(callee, "cv", rule, describe(cv))) from error
     table, y = given
     n, shown = len(table), _shown(callee, y, answers)
@@ -173,10 +191,10 @@ def _given_splits(
             (np.asarray(train), np.asarray(test))
             for train, test in splitter.split(table, shown)
         ]
-    except (IndexError, TypeError, ValueError) as error:
+    except Exception as error:  # a splitter is the caller's code
         kind = TypeError if isinstance(error, TypeError) else ValueError
         rule = "a splitter, or splits, by which these rows can be divided"
-        said = f"one that says: {str(error).rstrip('.')}"
+        said = f"one that says: {words_of(error)}"
         remedy = "For groups pass the list of splits." if "group" in said else ""
         raise kind(complaint(callee, "cv", rule, said, remedy)) from error
     place = np.full(n, -1)
@@ -186,6 +204,20 @@ def _given_splits(
         numbers = (place[_row_numbers(callee, rows, n)] for rows in (train, test))
         splits.append(tuple(rows[rows >= 0] for rows in numbers))
     return splits
+
+
+def words_of(error: Exception) -> str:
+    """What an error of the caller's own code says; one of few words by its name, too.
+
+    Examples
+    --------
+    >>> words_of(KeyError("price")), words_of(ValueError("Too few rows."))
+    ("KeyError: 'price'", 'Too few rows')
+    """
+    text = str(error).rstrip(".")
+    if isinstance(error, AttributeError | TypeError | ValueError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _shown(callee: str, y: Any, answers: Answers) -> np.ndarray:

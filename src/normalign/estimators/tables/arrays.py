@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,14 @@ from normalign._checks import complaint, describe, require, require_kind
 from normalign.estimators.tables.cells import kinds_of, type_kind, unmasked, with_nan
 from normalign.estimators.tables.frames import in_pandas
 
-__all__ = ["Origin", "as_numpy", "checked_features", "checked_weights", "filled"]
+__all__ = [
+    "Origin",
+    "as_numpy",
+    "checked_features",
+    "checked_weights",
+    "filled",
+    "refuse_records",
+]
 
 # Weights by which any ridge can be divided in single precision.
 _WEIGHTS = (1e-20, 1e20)
@@ -53,17 +60,33 @@ class Origin:
             return cls()
         return cls(values.__array_namespace__(), values.device)
 
-    def restored(self, answer: np.ndarray) -> Any:
-        """The answer as an array of this origin; strings have none but numpy's."""
+    def restored(self, answer: np.ndarray, *, exact: bool = False) -> Any:
+        """The answer as an array of this origin; strings have none but numpy's.
+
+        Some devices have nothing of 64 bits: there it is rounded, unless it must be
+        exact, as labels must.
+        """
         if self.namespace is None or answer.dtype.kind not in "biuf":
             return answer
         try:
             return self._placed(answer)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError) as error:
             if answer.dtype.itemsize < 8:
                 raise
-            # some devices have nothing of 64 bits
-            return self._placed(answer.astype(f"{answer.dtype.kind}4"))
+            with np.errstate(over="ignore"):
+                narrow = answer.astype(
+                    f"{answer.dtype.kind}{answer.dtype.itemsize // 2}"
+                )
+            lost = narrow != answer if exact else np.isinf(narrow) & ~np.isinf(answer)
+            if lost.any():
+                raise ValueError(
+                    complaint(
+                        "predict", "X", f"on a device that holds {answer.dtype}",
+                        f"{self.device}, which has no {answer[lost][0]}",
+                        "Pass it as a numpy array.",
+                    )
+                ) from error  # fmt: skip
+            return self._placed(narrow)
 
     def _placed(self, answer: np.ndarray) -> Any:
         if self.namespace is torch:
@@ -113,6 +136,7 @@ def checked_features(estimator: Any, X: Any, *, reset: bool) -> np.ndarray:
         scikit-learn's words if its shape or its columns' names are wrong.
     """
     callee = type(estimator).__name__
+    refuse_records(callee, X)
     given = X if type(X) is np.ndarray else _read(callee, X)
     _require_numbers(callee, given)
     table: Any
@@ -152,6 +176,23 @@ def _is_plain(table: Any) -> bool:
     if type(table) is not np.ndarray or table.dtype.char not in "df":
         return False
     return table.dtype.isnative and table.ndim == 2 and table.size > 0
+
+
+def refuse_records(callee: str, X: Any) -> None:
+    """Complain of rows that name their values: they are no table yet.
+
+    Raises
+    ------
+    TypeError
+        If X is a list of dicts, or a structured array.
+    """
+    rows = isinstance(X, list | tuple) and len(X) > 0 and isinstance(X[0], Mapping)
+    fields = getattr(getattr(X, "dtype", None), "names", None)
+    require_kind(
+        not rows and fields is None, callee, "X", "a table of rows and columns",
+        "a list of dicts" if rows else f"an array with the fields {fields}",
+        f"Use pandas.DataFrame({'rows' if rows else 'X'}).",
+    )  # fmt: skip
 
 
 def _require_dense(callee: str, X: Any) -> None:
@@ -210,8 +251,11 @@ def filled(table: Any) -> Any:
     array([[1.5, nan]])
     """
     if _is_frame(table):
-        objects = any(str(kind) == "object" for kind in table.dtypes)
-        return table.where(table.notna(), np.nan) if objects else table
+        places = [i for i, kind in enumerate(table.dtypes) if str(kind) == "object"]
+        made = table.copy() if places else table
+        for i in places:
+            made.isetitem(i, with_nan(table.iloc[:, i].to_numpy()))
+        return made
     if isinstance(table, np.ndarray) and table.dtype.kind == "O" and table.ndim == 2:
         return with_nan(table)
     return table

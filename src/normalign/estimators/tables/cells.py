@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Iterable
 from decimal import Decimal
 from functools import cache
@@ -11,7 +12,17 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["is_missing", "kinds_of", "text_of", "type_kind", "unmasked", "with_nan"]
+from normalign._checks import as_float
+
+__all__ = [
+    "first_date",
+    "is_missing",
+    "kinds_of",
+    "text_of",
+    "type_kind",
+    "unmasked",
+    "with_nan",
+]
 
 _DATES = (
     datetime.date,
@@ -20,6 +31,8 @@ _DATES = (
     np.datetime64,
     np.timedelta64,
 )
+
+_DATE_FIRST = re.compile(r"\d{4}-\d\d-\d\d(?!\d)", re.ASCII)
 
 # Those of pandas, which need not be there to import, are told by their names.
 _ABSENT = ("NoneType", "NAType", "NaTType", "MaskedConstant")
@@ -81,6 +94,38 @@ def kinds_of(values: Iterable[Any]) -> set[str]:
     return {type_kind(type(value)) for value in values if not is_missing(value)}
 
 
+def first_date(values: Iterable[Any]) -> str | None:
+    """The first of texts that are all ISO dates, or date-times; None if one is not.
+
+    Missing ones do not count.
+
+    Examples
+    --------
+    >>> first_date(["2020-02-29", None, "2020-03-01 08:30"])
+    '2020-02-29'
+    >>> first_date(["2020-02-30"]), first_date(["2020-02-29", "soon"])
+    (None, None)
+    """
+    first = None
+    for value in values:
+        if is_missing(value):
+            continue
+        if not (isinstance(value, str) and _is_date(value.strip())):
+            return None
+        first = first or value
+    return first
+
+
+def _is_date(text: str) -> bool:
+    if not _DATE_FIRST.match(text):
+        return False  # 20200229 may be a code
+    try:
+        datetime.datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
 def text_of(value: Any) -> str:
     """Text of a category that does not depend on how its code is stored.
 
@@ -103,14 +148,14 @@ def text_of(value: Any) -> str:
 
 
 def with_nan(values: np.ndarray) -> np.ndarray:
-    """Objects that are numbers, or missing, as float64.
+    """Objects that are numbers, or missing, as float64; infinite ones beyond it.
 
     Examples
     --------
-    >>> with_nan(np.array([1, None], dtype=object))
-    array([ 1., nan])
+    >>> with_nan(np.array([1, None, 10**400], dtype=object))
+    array([ 1., nan, inf])
     """
-    filled = [np.nan if is_missing(value) else value for value in values.flat]
+    filled = [np.nan if is_missing(value) else as_float(value) for value in values.flat]
     return np.array(filled, dtype=np.float64).reshape(values.shape)
 
 

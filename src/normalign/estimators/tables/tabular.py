@@ -16,8 +16,14 @@ from sklearn.utils.metadata_routing import MetadataRouter
 from sklearn.utils.validation import check_is_fitted
 
 from normalign._checks import complaint, describe, require, require_kind
-from normalign.estimators.tables.arrays import as_numpy, filled
-from normalign.estimators.tables.cells import is_missing, kinds_of, text_of, type_kind
+from normalign.estimators.tables.arrays import as_numpy, filled, refuse_records
+from normalign.estimators.tables.cells import (
+    first_date,
+    is_missing,
+    kinds_of,
+    text_of,
+    type_kind,
+)
 from normalign.estimators.tables.frames import in_pandas
 
 __all__ = [
@@ -48,14 +54,14 @@ def make_tabular_pipeline(
     codes ``1``, ``1.0`` and ``True`` are one category, however they are stored. Which
     column is what is decided in ``fit``, for DataFrames by their types (those of polars
     and pyarrow go through pandas) and for arrays by their values. Dates have no place
-    here: turn them into numbers first.
+    here, nor have texts that are all ISO dates: turn them into numbers first.
 
     Parameters
     ----------
     estimator : estimator
         What stands at the end, as the step ``machine``.
     categorical : sequence of column names (or positions, for arrays)
-        Numeric columns that are codes of categories.
+        Numeric columns, or texts that look like dates, that are codes of categories.
     max_categories : int, default=100
         Categories of a column beyond the most frequent ones share one indicator.
     missing_indicator : bool, default=False
@@ -70,8 +76,8 @@ def make_tabular_pipeline(
     Raises
     ------
     TypeError
-        If an argument is not of the right kind; in ``fit``, if the table is sparse, or
-        a frame that pandas cannot take over.
+        If an argument is not of the right kind; in ``fit``, if the table is sparse, a
+        frame that pandas cannot take over, or rows with names for their values.
     ValueError
         In ``fit``, if the table is none, its columns have names of several levels, or
         one holds dates or something else with no place here.
@@ -99,6 +105,10 @@ def make_tabular_pipeline(
         isinstance(categorical, Iterable) and not isinstance(categorical, str | bytes),
         _CALLEE, "categorical", "a sequence of columns", repr(categorical),
         "Put the name in a list; () is for none.",
+    )  # fmt: skip
+    require_kind(
+        isinstance(missing_indicator, bool | np.bool_), _CALLEE, "missing_indicator",
+        "True or False", describe(missing_indicator),
     )  # fmt: skip
     numbers = make_pipeline(
         FunctionTransformer(as_floats, feature_names_out="one-to-one"),
@@ -204,6 +214,7 @@ def _entered(X: Any) -> Any:
         not sparse.issparse(X), _CALLEE, "X", "dense, not sparse",
         f"a sparse {type(X).__name__}", "Pass X.toarray().",
     )  # fmt: skip
+    refuse_records(_CALLEE, X)
     X = in_pandas(_CALLEE, X)
     shape: Any = getattr(X, "shape", None)
     listed = type(X) in (list, tuple) or hasattr(X, "__array__")
@@ -220,7 +231,10 @@ def _no_table(X: Any, shape: Any) -> str:
         remedy = "Pass a DataFrame, or an array."
         return complaint(_CALLEE, "X", rule, describe(X), remedy)
     # these are words that scikit-learn's users know
-    remedy = "Reshape your data: one column is X.to_frame(), or X.reshape(-1, 1)."
+    remedy = (
+        "Reshape your data: one row is df.iloc[[0]], or X.reshape(1, -1); one column "
+        "is df[['name']], or X.reshape(-1, 1)."
+    )
     if len(shape) == 2:
         remedy = "Found array with 0 sample(s)."
     told = f"a {type(X).__name__} of shape {tuple(shape)}"
@@ -286,7 +300,21 @@ class ColumnsOfKind:
     def _kind(self, name: Any, dtype: Any, values: Iterable[Any]) -> str:
         if name in self.categorical:
             return "category"
-        return "number" if _kinds(name, dtype, values) <= {"number"} else "category"
+        kinds = _kinds(name, dtype, values)
+        if kinds == {"text"}:
+            _refuse_dates(name, values)
+        return "number" if kinds <= {"number"} else "category"
+
+
+def _refuse_dates(name: Any, values: Iterable[Any]) -> None:
+    """Complain of texts that are all dates: each would be a category of its own."""
+    date = first_date(values)
+    require(
+        date is None, _CALLEE, f"column {name!r}",
+        "of numbers, booleans, texts or categories", f"dates as texts, as {date!r}",
+        f"Parse them, pandas.to_datetime(X[{name!r}]), and turn them into numbers (.dt"
+        f".year, days since ...); categorical=[{name!r}] keeps them as codes.",
+    )  # fmt: skip
 
 
 def _kinds(name: Any, dtype: Any, values: Iterable[Any]) -> set[str]:

@@ -34,6 +34,10 @@ _MANY_CLASSES = (
     "The number of unique classes is greater than 50% of the number of samples. `y` "
     "could represent a regression problem, not a classification problem."
 )
+_SETS = (
+    "Make indicators of sets of labels: sklearn.preprocessing.MultiLabelBinarizer()."
+)
+_RAGGED = "Give every row as many numbers."
 # Rows up to which many classes are no wonder.
 _FEW_ROWS = 20
 
@@ -254,6 +258,19 @@ def _require_given(callee: str, y: Any) -> None:
         not sparse.issparse(y), callee, "y", "dense", f"a sparse {type(y).__name__}",
         "Pass y.toarray().",
     )  # fmt: skip
+    require_kind(
+        type(y).__name__ != "MultiIndex", callee, "y", "a column, or a table",
+        "a MultiIndex", "Pass y.to_frame(index=False).",
+    )  # fmt: skip
+
+
+def _array(callee: str, y: Any, remedy: str) -> np.ndarray:
+    """Answers as numpy has them; `remedy` is for rows that do not make a table."""
+    try:
+        return np.asarray(y)
+    except ValueError as error:
+        rule, got = "of one shape in all rows", "rows of different lengths"
+        raise ValueError(complaint(callee, "y", rule, got, remedy)) from error
 
 
 def _require_length(callee: str, y: np.ndarray, n: int | None) -> None:
@@ -264,12 +281,12 @@ def _require_length(callee: str, y: np.ndarray, n: int | None) -> None:
 
 
 def _number_array(callee: str, y: Any) -> np.ndarray:
-    given = np.asarray(as_numpy(y))
+    given = _array(callee, as_numpy(y), _RAGGED)
     letter = given.dtype.kind
     if letter in "biuf":
         return given
     kinds = kinds_of(given.flat) if letter == "O" else set()
-    remedy = "A classifier takes labels."
+    remedy = _RAGGED if "other" in kinds else "A classifier takes labels."
     if letter == "c" or "complex" in kinds:
         remedy = "Make two targets of each."
     if letter in "mM" or "date" in kinds:
@@ -284,7 +301,7 @@ def _number_array(callee: str, y: Any) -> np.ndarray:
 def _label_array(callee: str, y: Any) -> np.ndarray:
     _require_given(callee, y)
     missing = np.asarray(y.isna()) if hasattr(y, "isna") else None
-    labels = _plain(as_numpy(y))
+    labels = _plain(callee, as_numpy(y))
     if labels.ndim not in (1, 2) or not labels.size:
         rule, got = "of shape (n,) or (n, o), not empty", f"shape {labels.shape}"
         raise ValueError(complaint(callee, "y", rule, got))
@@ -297,16 +314,20 @@ def _label_array(callee: str, y: Any) -> np.ndarray:
     return labels
 
 
-def _plain(y: Any) -> np.ndarray:
+def _plain(callee: str, y: Any) -> np.ndarray:
     # pandas' way keeps its missing values; that of pyarrow refuses to copy
-    labels = y.to_numpy() if hasattr(y, "isna") else np.asarray(y)
-    # numpy's texts of variable width are known to few
-    return labels.astype(object) if labels.dtype.kind == "T" else labels
+    labels = y.to_numpy() if hasattr(y, "isna") else _array(callee, y, _SETS)
+    # numpy's texts of variable width, and bytes in foreign order, are known to few
+    if labels.dtype.kind == "T":
+        return labels.astype(object)
+    return labels.astype(labels.dtype.newbyteorder("="), copy=False)
 
 
 def _missing(labels: np.ndarray) -> np.ndarray:
     if labels.dtype.kind == "f":
         return np.isnan(labels)
+    if labels.dtype.kind in "mM":
+        return np.isnat(labels)
     if labels.dtype.kind != "O":
         return np.zeros(labels.shape, dtype=bool)
     absent = [is_missing(value) for value in labels.flat]
@@ -328,10 +349,12 @@ def _label_columns(callee: str, labels: np.ndarray) -> list[np.ndarray]:
         numeric = kinds <= {"boolean", "number"}
         if column.dtype.kind == "O" and column.size:
             types = sorted({type(value).__name__ for value in column})
+            sets = {"list", "tuple", "set", "frozenset", "ndarray"} & set(types)
             require(
                 numeric or kinds == {"text"}, callee, name,
                 "labels of one kind: integers, booleans or texts",
-                f"objects of type {' and '.join(types)}", "Turn them into texts.",
+                f"objects of type {' and '.join(types)}",
+                _SETS if sets else "Turn them into texts.",
             )  # fmt: skip
             # nullable numbers, and columns beside texts, arrive as objects
             columns[j] = np.array(column.tolist()) if numeric else column

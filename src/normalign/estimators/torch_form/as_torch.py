@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from sklearn import linear_model, neural_network, svm
 from sklearn.base import is_classifier
+from sklearn.compose import ColumnTransformer
 from sklearn.exceptions import NotFittedError
 from sklearn.kernel_ridge import KernelRidge
 from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
@@ -121,14 +122,19 @@ def as_torch(fitted: Any) -> nn.Module:
     tensor([[5.]], dtype=torch.float64)
     """
     _require_fitted(fitted)
-    return _converted(fitted).double().eval()
+    # whatever is set outside: tensors of inference mode cannot be differentiated
+    with torch.inference_mode(False), torch.device("cpu"):
+        return _converted(fitted).double().eval()
 
 
 def _converted(fitted: Any) -> nn.Module:
     if isinstance(fitted, _SEARCHES):
-        return _converted(fitted.best_estimator_)
+        best = fitted.best_estimator_
+        _refuse_tables(best, "search.best_estimator_")
+        return _converted(best)
     if isinstance(fitted, Pipeline):
-        return _pipeline(fitted)
+        _refuse_tables(fitted, "pipeline")
+        return _steps(fitted, _converted)
     if isinstance(fitted, OneVsRestClassifier):
         return _one_vs_rest(fitted)
     if isinstance(fitted, FittedMachine):
@@ -290,8 +296,16 @@ def _binary_score(part: Any) -> nn.Module:
     return _scores(part)
 
 
-def _pipeline(fitted: Pipeline) -> nn.Module:
-    return _steps(fitted, _converted)
+def _refuse_tables(fitted: Any, name: str) -> None:
+    """Complain of a pipeline that takes mixed tables, which are no tensors."""
+    steps = fitted.steps if isinstance(fitted, Pipeline) else []
+    for _, step in steps[:-1]:
+        last = f'as_torch({name}["{steps[-1][0]}"])'
+        require_kind(
+            not isinstance(step, ColumnTransformer), "as_torch", "fitted",
+            "a Pipeline of steps with a conversion", f"the step {type(step).__name__}",
+            f"Convert its last step: {last} at {name}[:-1].transform(X).",
+        )  # fmt: skip
 
 
 def _steps(fitted: Pipeline, last: Callable[[Any], nn.Module]) -> nn.Module:

@@ -13,10 +13,52 @@ from torch import Tensor, nn
 from normalign._checks import require
 from normalign.estimators.fitted import FittedMachine
 from normalign.estimators.partition.tree import Tree, smoothstep
+from normalign.estimators.scale.placement import DTYPES, farthest
 from normalign.estimators.torch_form.modules import Scaling, dense
 from normalign.kernels import metric_root
 
-__all__ = ["Blend", "MetricExpansion", "machine_module"]
+__all__ = ["Blend", "MetricExpansion", "Placing", "machine_module"]
+
+
+class Placing(Scaling):
+    r"""Rows in the frame of a machine, those too far to matter nearer, but not near.
+
+    .. math:: x \mapsto \mathrm{clip}\bigl((x - m) / u\bigr)
+
+    As far as predictions go: squares of what comes out are numbers, in the precision
+    of the machine and in that of a module that was moved to a lower one.
+
+    Parameters
+    ----------
+    location : Tensor of shape (d,)
+    unit : float
+    bandwidth : float
+        Of the kernel, in the frame.
+    dtype : torch.dtype
+        In which the machine predicts.
+
+    Examples
+    --------
+    >>> Placing(torch.ones(1), 2.0, bandwidth=1.0, dtype=torch.float32)(
+    ...     torch.tensor([[5.0], [1e30]]))
+    tensor([[2.0000e+00],
+            [1.0000e+15]])
+    """
+
+    def __init__(
+        self, location: Tensor, unit: float, *, bandwidth: float, dtype: torch.dtype
+    ) -> None:
+        far = farthest(dtype, bandwidth)
+        units = torch.full_like(location, unit)
+        super().__init__(location, units, 0 * location, low=-far, high=far)
+        self.far_in_single = min(far, farthest(torch.float32, bandwidth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the rows in the frame, of shape (n, d)."""
+        placed = (x - self.centre) / self.scale
+        far = self.high if placed.dtype == torch.float64 else self.far_in_single
+        far = min(far, torch.finfo(placed.dtype).max)
+        return placed.clamp(-far, far)
 
 
 class MetricExpansion(nn.Module):
@@ -179,8 +221,12 @@ def machine_module(callee: str, fitted: Any) -> nn.Module:
         "a classifier with one label per sample",
         f"a {type(fitted).__name__} with several", "Fit one classifier per label.",
     )  # fmt: skip
-    location, unit = dense(fitted.location_), torch.tensor(fitted.unit_).double()
-    frame = Scaling(location, unit.expand_as(location).clone(), 0 * location)
+    frame = Placing(
+        dense(fitted.location_),
+        fitted.unit_,
+        bandwidth=fitted.bandwidth_ / fitted.unit_,
+        dtype=DTYPES[fitted.dtype_],
+    )
     leaves = getattr(fitted, "leaves_", None)
     return nn.Sequential(
         frame, _whole(fitted, frame) if leaves is None else _blend(fitted, leaves)

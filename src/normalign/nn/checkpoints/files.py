@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normalign._checks import complaint, require
+from normalign._checks import complaint, installing, require
 
 __all__ = ["StateFile", "read_state_file"]
 
@@ -130,7 +130,7 @@ def _read_safetensors(path: Path, callee: str, argument: str) -> dict[str, Tenso
         raise ModuleNotFoundError(
             complaint(
                 callee, argument, "readable", f"{path.name} without safetensors",
-                "pip install 'normalign[weights]'",
+                installing("weights"),
             )
         ) from error  # fmt: skip
     try:
