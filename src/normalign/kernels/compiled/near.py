@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from numba import types
 from numba.extending import overload
 
 from normalign.kernels.compiled.compiling import compiled
-from normalign.kernels.compiled.tile import width
+from normalign.kernels.compiled.tile import lanes, width
+from normalign.kernels.compiled.vectors import everywhere, fused, least, read, write
 from normalign.kernels.sides import NEAR
 
 __all__ = ["mend_near"]
@@ -55,21 +57,44 @@ def mend_near(
     w, share = width(c), _share(c)
     at_b = strip * height * w
     low, high = at_b + d * w, at_b + (d + 1) * w
+    if not _any_near(a, b, height, d, c, at_c, rows, low, high, share):
+        return
     for i in range(*rows):
         at_a, place = i // w * height * w + i % w, at_c + i * w
         first, second = a[at_a + d * w], a[at_a + (d + 1) * w]
-        near = 0
-        for q in range(w):
-            size = first * b[low + q] + second * b[high + q]
-            near |= c[place + q] <= share * size
-        if near == 0:
-            continue
         for q in range(w):
             size = first * b[low + q] + second * b[high + q]
             if c[place + q] <= share * size:
                 c[place + q] = _from_differences(
                     a, b, other_a, other_b, at_a, at_b + q, d, w
                 )
+
+
+@compiled
+def _any_near(
+    a: Any, b: Any, height: int, d: int, c: Any, at_c: int, rows: tuple[int, int],
+    low: int, high: int, share: Any,
+) -> bool:  # fmt: skip
+    """Whether there is something to mend, which is rare: a pass over vectors."""
+    w, count = width(c), lanes(c)
+    lowest = np.empty(count, c.dtype)
+    minus = everywhere(-share)
+    for q in range(0, w, count):
+        ones, squares = minus * read(b, low + q), minus * read(b, high + q)
+        margin = everywhere(c.dtype.type(1))
+        for i in range(*rows):
+            at_a = i // w * height * w + i % w
+            first, second = (
+                everywhere(a[at_a + d * w]),
+                everywhere(a[at_a + (d + 1) * w]),
+            )
+            here = fused(second, squares, read(c, at_c + i * w + q))
+            margin = least(margin, fused(first, ones, here))
+        write(lowest, 0, margin)
+        for p in range(count):
+            if not lowest[p] > 0:
+                return True
+    return False
 
 
 @compiled

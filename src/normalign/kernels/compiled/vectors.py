@@ -21,7 +21,7 @@ from numba.extending import models, overload, register_model
 from normalign.kernels.compiled.compiling import compiled, instruction
 from normalign.kernels.compiled.tile import lanes, vector_lanes
 
-__all__ = ["clear", "copy", "everywhere", "fused", "read", "write"]
+__all__ = ["clear", "copy", "everywhere", "fused", "least", "read", "write"]
 
 
 class _Vector(types.Type):
@@ -101,6 +101,12 @@ def _called(name: str, count: int) -> Callable[..., Any]:
 def fused(typing: Any, x: Any, y: Any, z: Any) -> Any:
     """``x y + z``, rounded once where the processor can."""
     return x(x, x, x), _called("fmuladd", 3)
+
+
+@instruction
+def least(typing: Any, x: Any, y: Any) -> Any:
+    """The smaller of every two numbers; the other, where one is NaN."""
+    return x(x, x), _called("minnum", 2)
 
 
 def _operation(name: str) -> Any:
