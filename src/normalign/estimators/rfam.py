@@ -95,9 +95,10 @@ class RFAMClassifier(KernelClassifier, _Aligned):
     device : str, default="auto"
         Any device of torch. "auto": where X is, or the GPU if there is one and there
         are at least 2000 rows.
-    max_leaf_size : int, optional
+    max_leaf_size : int, "auto" or None, default="auto"
         Above that many rows, fit overlapping parts of at most that size, with one
-        metric, and blend them. Work then grows like the number of rows.
+        metric, and blend them. Work then grows like the number of rows. "auto": parts
+        of 8000 rows above 20000 rows (40000 above 200000 on a GPU). None: never.
     validation_fraction : float in (0, 1), optional
         Keep that share of the rows apart, score every iteration on them by accuracy
         and keep the best one. Nothing is refitted.
@@ -147,9 +148,10 @@ class RFAMRegressor(KernelRegressor, _Aligned):
     device : str, default="auto"
         Any device of torch. "auto": where X is, or the GPU if there is one and there
         are at least 2000 rows.
-    max_leaf_size : int, optional
+    max_leaf_size : int, "auto" or None, default="auto"
         Above that many rows, fit overlapping parts of at most that size, with one
-        metric, and blend them. Work then grows like the number of rows.
+        metric, and blend them. Work then grows like the number of rows. "auto": parts
+        of 8000 rows above 20000 rows (40000 above 200000 on a GPU). None: never.
     validation_fraction : float in (0, 1), optional
         Keep that share of the rows apart, score every iteration on them by R squared
         and keep the best one. Nothing is refitted.

@@ -54,16 +54,17 @@ class RFMClassifier(KernelClassifier):
         are at least 2000 rows. A fitted machine moves to the processor if its device
         is missing.
     dtype : {"auto", "float32", "float64"}, default="auto"
-        Working precision. "auto": float64 up to 1000 rows, and where float32 would
-        blur distances. Where a solve in float32 loses digits the machine goes over
+        Working precision. "auto": float64 up to 1000 rows, for "product_laplace" and
+        exponents below 1, and where float32 would blur distances. Where a solve in float32 loses digits the machine goes over
         to float64, whatever is asked; `dtype_` says so.
     memory_limit : int, optional
         Bytes that a fit may take above its data (a whole float, 1e9, is one, too); by
         default 80 % of what is free.
-    max_leaf_size : int, optional
+    max_leaf_size : int, "auto" or None, default="auto"
         Above that many rows, cut the table into overlapping parts of at most that
         size, fit machines with one metric to them and blend these smoothly. Work then
-        grows like the number of rows.
+        grows like the number of rows. "auto": parts of 8000 rows above 20000 rows, on
+        a GPU of 40000 above 200000, unless a `solver` is named. None: never.
     validation_fraction : float in (0, 1), optional
         Keep that share of the rows apart (the same of every class, at least one row),
         score every iteration on them by accuracy and keep the best one (the first of
@@ -163,9 +164,10 @@ class RFMRegressor(KernelRegressor):
     device : str, default="auto"
         Any device of torch. "auto": where X is, or the GPU if there is one and there
         are at least 2000 rows.
-    max_leaf_size : int, optional
+    max_leaf_size : int, "auto" or None, default="auto"
         Above that many rows, fit overlapping parts of at most that size, with one
-        metric, and blend them. Work then grows like the number of rows.
+        metric, and blend them. Work then grows like the number of rows. "auto": parts
+        of 8000 rows above 20000 rows (40000 above 200000 on a GPU). None: never.
     validation_fraction : float in (0, 1), optional
         Keep that share of the rows apart (drawn at random, at least one), score every
         iteration on them by R squared and keep the best one (the first of equals).

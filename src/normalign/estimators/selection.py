@@ -342,9 +342,10 @@ class RFAMClassifierCV(_Selecting, RFAMClassifier):  # type: ignore[misc]
     device : str, default="auto"
         Any device of torch. "auto": where X is, or the GPU if there is one and there
         are at least 2000 rows.
-    max_leaf_size : int, optional
+    max_leaf_size : int, "auto" or None, default="auto"
         Above that many rows, fit overlapping parts of at most that size, with one
-        metric, and blend them. Work then grows like the number of rows.
+        metric, and blend them. Work then grows like the number of rows. "auto": parts
+        of 8000 rows above 20000 rows (40000 above 200000 on a GPU). None: never.
     kernel, exponent, bandwidth_rule, diagonal, center, solver, dtype, \
     memory_limit, agop_samples, verbose
         As in :class:`~normalign.estimators.RFMClassifier`.
@@ -416,9 +417,10 @@ class RFAMRegressorCV(_Selecting, RFAMRegressor):  # type: ignore[misc]
     device : str, default="auto"
         Any device of torch. "auto": where X is, or the GPU if there is one and there
         are at least 2000 rows.
-    max_leaf_size : int, optional
+    max_leaf_size : int, "auto" or None, default="auto"
         Above that many rows, fit overlapping parts of at most that size, with one
-        metric, and blend them. Work then grows like the number of rows.
+        metric, and blend them. Work then grows like the number of rows. "auto": parts
+        of 8000 rows above 20000 rows (40000 above 200000 on a GPU). None: never.
     time_limit_s, n_jobs
         As in :class:`RFAMClassifierCV`.
     kernel, exponent, bandwidth_rule, diagonal, center, solver, dtype, \

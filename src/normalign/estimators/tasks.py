@@ -80,8 +80,8 @@ class KernelClassifier(ClassifierMixin, KernelMachine):
 
         .. math:: p_c(x) = e^{t f_c(x)} / \sum_{c'} e^{t f_{c'}(x)}
 
-        The temperature t makes the labels of at most 500 training rows (the same ones
-        in every fit) most likely, each under the machine fitted without it (in closed
+        The temperature t makes the labels of at most 500 training rows (64 by conjugate
+        gradients; the same ones in every fit) most likely, each under the machine fitted without it (in closed
         form, with the metric held fixed), or those of the rows kept apart by
         ``validation_fraction``. It does not change which class is the likeliest.
 
