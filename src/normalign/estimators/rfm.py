@@ -55,8 +55,9 @@ class RFMClassifier(KernelClassifier):
         is missing.
     dtype : {"auto", "float32", "float64"}, default="auto"
         Working precision. "auto": float64 up to 1000 rows, for "product_laplace" and
-        exponents below 1, and where float32 would blur distances. Where a solve in float32 loses digits the machine goes over
-        to float64, whatever is asked; `dtype_` says so.
+        exponents below 1, and where float32 would blur distances. Where a solve in
+        float32 loses digits the machine goes over to float64, whatever is asked;
+        `dtype_` says so.
     memory_limit : int, optional
         Bytes that a fit may take above its data (a whole float, 1e9, is one, too); by
         default 80 % of what is free.

@@ -81,9 +81,10 @@ class KernelClassifier(ClassifierMixin, KernelMachine):
         .. math:: p_c(x) = e^{t f_c(x)} / \sum_{c'} e^{t f_{c'}(x)}
 
         The temperature t makes the labels of at most 500 training rows (64 by conjugate
-        gradients; the same ones in every fit) most likely, each under the machine fitted without it (in closed
-        form, with the metric held fixed), or those of the rows kept apart by
-        ``validation_fraction``. It does not change which class is the likeliest.
+        gradients; the same ones in every fit) most likely, each under the machine
+        fitted without it (in closed form, with the metric held fixed), or those of the
+        rows kept apart by ``validation_fraction``. It does not change which class is
+        the likeliest.
 
         The metric and the intercept (the shares of the classes) have still seen the
         row. Where few rows have noisy labels the probabilities are therefore too sure:
