@@ -10,6 +10,7 @@ import torch
 from scipy import sparse
 from sklearn import config_context
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, cross_val_score
 
@@ -501,3 +502,29 @@ def test_blocks_are_converted_elementwise():
     np.testing.assert_array_equal(as_floats(block), [[1, 0.5], [np.nan, np.nan]])
     words = pd.DataFrame({"a": pd.Categorical(["x", None])})
     assert as_texts(words).tolist() == [["x"], ["<missing>"]]
+
+
+def test_every_column_that_is_made_knows_where_it_comes_from():
+    table = pd.DataFrame(
+        {
+            "a_b": [1.0, np.nan, 3.0, 4.0],
+            "town_x": ["York", "a_b", "York", None],
+            "n": [1, 2, 3, 4],
+            "flag": [True, False, True, True],
+        }
+    )
+    for marked in (False, True):
+        pipeline = make_tabular_pipeline(RFMRegressor(), missing_indicator=marked)
+        pipeline.fit(table, np.arange(4.0))
+        columns = pipeline["columns"]
+        extra = ["a_b"] if marked else []
+        assert columns.origins_ == [
+            "a_b", "n", *extra, "town_x", "town_x", "town_x", "flag", "flag",
+        ]  # fmt: skip
+        assert len(columns.origins_) == len(columns.get_feature_names_out())
+    rare = make_tabular_pipeline(RFMRegressor(), max_categories=2)
+    assert rare.fit(table, np.arange(4.0))["columns"].origins_.count("town_x") == 2
+    plain = make_tabular_pipeline(RFMRegressor()).fit(table.to_numpy(), np.arange(4.0))
+    assert plain["columns"].origins_ == [0, 2, 1, 1, 1, 3, 3]
+    with pytest.raises(NotFittedError):
+        _ = make_tabular_pipeline(RFMRegressor())["columns"].origins_

@@ -71,7 +71,8 @@ def make_tabular_pipeline(
     -------
     Pipeline
         With the steps ``columns`` and ``machine``. The names of what the machine sees
-        are ``pipeline[:-1].get_feature_names_out()``.
+        are ``pipeline[:-1].get_feature_names_out()``, and those of the columns that
+        these come from ``pipeline["columns"].origins_``.
 
     Raises
     ------
@@ -164,6 +165,26 @@ class TableColumns(ColumnTransformer):
         table = _entered(X)
         self._require_columns_of_fit(table)
         return super().transform(table, **params)
+
+    @property
+    def origins_(self) -> list[Any]:
+        """For each column that is made, the column of the table that it comes from.
+
+        Importances of its parts (indicators of categories, and of missing numbers) are
+        then summed by ``pandas.Series(importances).groupby(origins).sum()``.
+        """
+        check_is_fitted(self)
+        found: list[Any] = []
+        for name, steps, chosen in self.transformers_:
+            if name == "numbers" and len(chosen):
+                marked = getattr(steps[1].indicator_, "features_", ())
+                found += [*chosen, *(chosen[place] for place in marked)]
+            elif name == "categories" and len(chosen):
+                encoder = steps[-1]
+                made = encoder.get_feature_names_out(np.arange(len(chosen)).astype(str))
+                # a text of the column's place, then the category
+                found += [chosen[int(text.split("_", 1)[0])] for text in made]
+        return found
 
     n_features_in_: int
 
