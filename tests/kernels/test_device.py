@@ -273,3 +273,22 @@ def test_kernel_matrices_of_a_device_are_those_of_a_processor(exponent):
     wanted = kernel_matrix(x, x, kernel, metric=seen)
     torch.testing.assert_close(found.cpu(), wanted, rtol=0, atol=1e-5)
     assert found[2, 7] == found[7, 2] == 1
+
+
+@pytest.mark.parametrize("n", [1, 40, 1100])
+@pytest.mark.parametrize("own", [torch.float32, torch.float64])
+def test_near_points_are_mended_on_a_device_as_on_a_processor(n, own):
+    x = points(n, 5, dtype=own)
+    z = torch.cat([x + 1e-4, points(30, 5, seed=1, dtype=own), x])
+    kernel, seen = Laplace(2.0), metric("full", 5).to(own)
+    found, wanted = (
+        kernel._squared_(
+            kernel.sides(x.to(place), seen.to(place)),
+            kernel.sides(z.to(place), seen.to(place)),
+            torch.empty(n, len(z), dtype=own, device=place),
+        ).cpu()
+        for place in ("cuda", "cpu")
+    )
+    eps = torch.finfo(own).eps
+    torch.testing.assert_close(found, wanted, rtol=1e4 * eps, atol=100 * eps)
+    assert (found.diagonal(n + 30) == 0).all()  # duplicates

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from normalign.kernels.cuda import kernels_for
 from normalign.kernels.tiles import spans
 
 __all__ = ["NEAR", "Sides", "mend_near_", "middle"]
@@ -72,7 +73,11 @@ def mend_near_(squared: Tensor, rows: Sides, columns: Sides) -> Tensor:
     """
     if not squared.numel():
         return squared
-    share, (*_, d) = NEAR[squared.dtype], (rows.left.shape[1] - 2,)
+    share, d = NEAR[squared.dtype], rows.left.shape[1] - 2
+    kernels = kernels_for(squared)
+    if kernels is not None and squared.stride(1) == 1:
+        own, other = (rows.left, rows.right), (columns.left, columns.right)
+        return kernels.mend_near_(squared, own, other, share)
     own, others = rows.left[:, d], columns.right[:, d + 1]
     cpu = squared.device.type == "cpu"
     # A processor may stay near what it has just written; a device must not be asked.

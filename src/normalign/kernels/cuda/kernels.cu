@@ -862,3 +862,26 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 laplace_slopes(float* at, size_t count) {
   map_all(at, count, Slope());
 }
+
+// Squared distances of points that are near each other, from differences: of the
+// product of both sides no digits are left. Of every point there are its image times
+// -2, its square and a one, and itself, a one and its square. A row for each block.
+extern "C" __global__ void __launch_bounds__(THREADS)
+mend_near(float* squared, const float* own_left, const float* own_right,
+          const float* other_left, const float* other_right, int rows, int columns,
+          int width, int pitch, int own_pitch, int other_pitch, float share) {
+  for (int i = blockIdx.x; i < rows; i += gridDim.x) {
+    const float* image = own_left + (size_t)i * own_pitch;
+    const float* point = own_right + (size_t)i * own_pitch;
+    float* at = squared + (size_t)i * pitch;
+    for (int j = threadIdx.x; j < columns; j += THREADS) {
+      const float* center = other_right + (size_t)j * other_pitch;
+      if (!(at[j] <= share * (image[width] + center[width + 1]))) continue;
+      const float* seen = other_left + (size_t)j * other_pitch;
+      float sum = 0;
+      for (int p = 0; p < width; ++p)
+        sum = fmaf(point[p] - center[p], seen[p] - image[p], sum);
+      at[j] = 0.5f * sum;
+    }
+  }
+}

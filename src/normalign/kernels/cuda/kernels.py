@@ -71,7 +71,13 @@ def _tried(kernels: Kernels, device: torch.device) -> bool:
     solved = answer is not None and not failure and bool((answer == 0.25).all())
     nothing = torch.tensor([0.0, -1.0, 0.0], device=device)
     values = kernels.laplace_values_(nothing.clone())
-    return solved and bool((values - kernels.laplace_slopes_(nothing) == 1).all())
+    valued = bool((values - kernels.laplace_slopes_(nothing) == 1).all())
+    # two points, at 1 and at 2, whose squared distance came out as nothing
+    left = torch.tensor([[-2.0, 1.0, 1.0], [-4.0, 4.0, 1.0]], device=device)
+    right = torch.tensor([[1.0, 1.0, 1.0], [2.0, 1.0, 4.0]], device=device)
+    one, two = (left[:1], right[:1]), (left[1:], right[1:])
+    near = kernels.mend_near_(torch.zeros(1, 1, device=device), one, two, 0.1)
+    return solved and valued and bool((near == 1).all())
 
 
 class Kernels:
@@ -262,6 +268,32 @@ class Kernels:
         r"""Overwrite squared distances by :math:`e^{-r} / r`, zero from zero down."""
         return self._mapped_("laplace_slopes", squared)
 
+    def mend_near_(
+        self,
+        squared: Tensor,
+        rows: tuple[Tensor, Tensor],
+        others: tuple[Tensor, Tensor],
+        share: float,
+    ) -> Tensor:
+        """Compute squared distances of near points again, in place.
+
+        Parameters
+        ----------
+        squared : Tensor of shape (n, m)
+            Its rows contiguous.
+        rows, others : tuple of Tensor of shape (n, d + 2) and (m, d + 2)
+            Both sides of the points, see :mod:`normalign.kernels.sides`; contiguous.
+        share : float
+            Of the squares of two points, below which they are near.
+        """
+        (n, m), q = squared.shape, rows[0].shape[1]
+        self._start(
+            "mend_near", max(min(n, 8192), 1), squared.data_ptr(),
+            *(side.data_ptr() for side in (*rows, *others)), n, m, q - 2,
+            squared.stride(0), rows[0].stride(0), others[0].stride(0), share,
+        )  # fmt: skip
+        return squared
+
     def _mapped_(self, name: str, values: Tensor) -> Tensor:
         count = values.numel()
         self._start(name, _blocks(count), values.data_ptr(), count)
@@ -280,6 +312,7 @@ _LAYOUTS = {
     "cut_into_tf32": "PPiii",
     "laplace_values": "PQ",
     "laplace_slopes": "PQ",
+    "mend_near": "PPPPPiiiiiif",
 }
 # Kernels whose blocks wait for each other.
 _TOGETHER = ("factorise_block", "solve_panels")
