@@ -126,7 +126,7 @@ def test_conjugate_gradients_give_up_one_table_before_they_make_another():
     rows = torch.arange(5)
     assert first.inverse_diagonal(rows).shape == (5,)
     solve(problem, y, Solver("cg"), spare=first.spare)
-    with pytest.raises(RuntimeError, match="the next solve"):
+    with pytest.raises(RuntimeError, match="until the next iteration"):
         first.inverse_diagonal(rows)
 
 

@@ -31,7 +31,7 @@ from normalign.kernels.functions import Kernel, Radial
 from normalign.kernels.gradients import gradients_of_slopes, pulled_back
 from normalign.kernels.memory import direct_bytes
 from normalign.kernels.metric import learned
-from normalign.kernels.system import Solution, Solved, System
+from normalign.kernels.system import OVERWRITTEN, Solution, Solved, Spare, System
 from normalign.kernels.tiles import spans, square_spans, tile_shape
 from normalign.kernels.triangle import Triangle, is_small
 
@@ -51,7 +51,13 @@ Room = Literal["matrix", "slopes"]
 
 
 def solve_directly(
-    system: System, y: Tensor, *, limit: int, spare: object, slopes: bool, callee: str
+    system: System,
+    y: Tensor,
+    *,
+    limit: int,
+    spare: Spare | None,
+    slopes: bool,
+    callee: str,
 ) -> Solution:
     """Solve by a factor in as much precision as it takes, and ``limit`` allows.
 
@@ -66,12 +72,15 @@ def solve_directly(
     if found is not None and exact:
         return found
     if single and direct_bytes(n, dtype=torch.float64, device=device) <= limit:
-        del spare, found
+        _let_go(spare, found)
+        found, spare = None, None
         system, y = system.to(torch.float64), y.double()
         found = _tried(system, y, limit=limit, spare=None, slopes=slopes)
         if found is not None:
+            system.release()  # who goes on in float64 has a system of its own
             return found
     if found is None:
+        _let_go(spare)
         return _with_jitter(system, _allocated(system, limit), y, callee)
     caution = (
         f"coefficients are so large that rounding in float32 moves outputs by about "
@@ -82,8 +91,15 @@ def solve_directly(
     return found
 
 
+def _let_go(spare: Spare | None, found: Solution | None = None) -> None:
+    """Free memory to which callers, and who keeps an iteration, still refer."""
+    for one in (spare, None if found is None else found.spare):
+        if one is not None:
+            one.release()
+
+
 def _tried(
-    system: System, y: Tensor, *, limit: int, spare: object, slopes: bool
+    system: System, y: Tensor, *, limit: int, spare: Spare | None, slopes: bool
 ) -> CompiledSolution | DirectSolution | None:
     """The solution in the system's precision; None if that leaves it indefinite."""
     room = compiled_room(system, y.shape[1], limit, slopes=slopes)
@@ -92,7 +108,11 @@ def _tried(
 
         quick = quickly(_problem(system, y, room, spare))
         return quick if quick.pivot > _smallest_pivot(system.points.dtype) else None
-    triangle = spare if isinstance(spare, Triangle) else _allocated(system, limit)
+    if isinstance(spare, Triangle):
+        triangle = spare
+    else:
+        _let_go(spare)
+        triangle = _allocated(system, limit)
     _make_room(triangle, system, slopes)
     if not _factorise(system, triangle):
         return None
@@ -138,7 +158,9 @@ def last_directly(
     )  # fmt: skip
 
 
-def _problem(system: System, y: Tensor, room: Room, spare: object = None) -> Problem:
+def _problem(
+    system: System, y: Tensor, room: Room, spare: Spare | None = None
+) -> Problem:
     from normalign.kernels.compiled.solution import Problem
 
     return Problem(
@@ -156,11 +178,18 @@ class DirectSolution:
         self.coef = coef
         self.solved = solved
         self.triangle = triangle
-        self.spare: object = triangle
+        self.spare: Spare = triangle
         self._system = system
+        self._forgotten = False
+
+    def forget(self) -> None:
+        """Take no more questions about the inverse."""
+        self._forgotten = True
 
     def inverse_diagonal(self, rows: Tensor) -> Tensor:
         """Entries of the diagonal of the inverse: columns of ``L^{-1}``, squared."""
+        if self._forgotten:
+            raise RuntimeError(OVERWRITTEN)
         unit = _unit_columns(self.triangle.panels[0], len(self.triangle), rows)
         return self.triangle.half_solve_(unit).square_().sum(0).to(self.coef.dtype)
 

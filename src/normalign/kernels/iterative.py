@@ -22,7 +22,7 @@ from normalign._checks import complaint
 from normalign.kernels.functions import kernel_matrix
 from normalign.kernels.gradients import expansion_of_sides
 from normalign.kernels.memory import iterative_bytes
-from normalign.kernels.system import Solved, Solver, System
+from normalign.kernels.system import OVERWRITTEN, Solved, Solver, Spare, System
 from normalign.kernels.tiles import spans
 
 __all__ = ["IterativeSolution", "solve_iteratively"]
@@ -44,7 +44,7 @@ class IterativeSolution:
     ) -> None:
         self.coef = coef
         self.solved = solved
-        self.spare: object = self
+        self.spare: Spare = self
         self._columns: Callable[[Tensor], Tensor] | None = columns
         self._at_once = at_once
 
@@ -52,11 +52,13 @@ class IterativeSolution:
         """Give up what the inverse is made by: a preconditioner as large as allowed."""
         self._columns = None
 
+    release = forget
+
     def inverse_diagonal(self, rows: Tensor) -> Tensor:
         """Entries of the diagonal of the inverse, to about two digits."""
         columns, found = self._columns, []
         if columns is None:
-            raise RuntimeError("the next solve has overwritten what this needs")
+            raise RuntimeError(OVERWRITTEN)
         for some in rows.split(self._at_once):
             unit = self.coef.new_zeros(len(self.coef), len(some), dtype=torch.float64)
             picked = some, torch.arange(len(some), device=rows.device)
@@ -69,19 +71,19 @@ class IterativeSolution:
 
 
 def solve_iteratively(
-    system: System, y: Tensor, solver: Solver, *, limit: int, spare: object = None
+    system: System, y: Tensor, solver: Solver, *, limit: int, spare: Spare | None = None
 ) -> IterativeSolution:
     """Solve a machine's system without its matrix.
 
     Kernel tiles have the dtype of the data; vectors and the preconditioner, where
     large numbers cancel, are float64. If the residual is above the tolerance after
     ``solver.max_steps`` steps, what is returned is the best that was met, and it says
-    so. What ``spare`` kept for its inverse is given up.
+    so. What ``spare`` kept is given up.
     """
     (left, right), dtype = system.sides, y.dtype
     ridges = system.ridges.double()[:, None]
-    if isinstance(spare, IterativeSolution):
-        spare.forget()
+    if spare is not None:
+        spare.release()
     rank = _rank(system, y, solver, limit)
     precondition = _preconditioner(system, rank, solver.callee)
 

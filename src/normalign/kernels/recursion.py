@@ -136,8 +136,9 @@ class Machine:
 class Iteration:
     """One pass of Algorithm 1: the machine, and how it was solved.
 
-    ``left_out`` works until the next iteration is asked for, which overwrites the
-    factor that it needs.
+    ``left_out`` and ``room`` work until the next iteration is asked for, which takes
+    the memory of the factor that they need; from then on they raise a
+    ``RuntimeError``.
     """
 
     index: int
@@ -359,6 +360,7 @@ def iterate(  # noqa: PLR0913, as above
         )  # fmt: skip
         spare = solution.spare  # its memory serves the next iteration
         if index < n_iter:
+            solution.forget()
             with full_precision(x.device):
                 chosen = _sampled(len(x), agop_samples, resampled, generator)
                 following = None
@@ -368,6 +370,7 @@ def iterate(  # noqa: PLR0913, as above
                     update = _average(machine, system, weights, chosen, solver)
                     following = learned(update, metric)
                 metric = following
+            system.release()  # who keeps the iteration keeps no tables of it
 
 
 def _slopes_pay(points: Tensor, y: Tensor, kernel: Kernel, agop_samples: int) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from normalign._checks import complaint
 from normalign.kernels.direct import compiled_room, last_directly, solve_directly
 from normalign.kernels.memory import UNASKED, available_bytes, direct_bytes
-from normalign.kernels.system import Solution, Solver, System
+from normalign.kernels.system import Solution, Solver, Spare, System
 
 __all__ = ["solve", "solve_last"]
 
@@ -26,7 +26,7 @@ def solve(
     y: Tensor,
     solver: Solver,
     *,
-    spare: object = None,
+    spare: Spare | None = None,
     slopes: bool = False,
 ) -> Solution:
     """Solve a machine's system for all its outputs.
@@ -36,7 +36,7 @@ def solve(
     system : System
     y : Tensor of shape (n, k)
     solver : Solver
-    spare : object, optional
+    spare : Spare, optional
         Memory of an earlier solve of the same points, to be overwritten.
     slopes : bool, default=False
         ``next_metric`` will be asked for: a direct solver makes the kernel's slopes
@@ -94,7 +94,7 @@ def solve_last(
     return last_directly(system, y, room, n_iter=n_iter, weights=weights)
 
 
-def _unasked_limit(system: System, needed: int, spare: object) -> int:
+def _unasked_limit(system: System, needed: int, spare: Spare | None) -> int:
     """What may be used where no limit was given: what is free, or is held already."""
     points, wished = system.points, needed
     if points.device.type == "cpu":

@@ -19,7 +19,13 @@ from torch import Tensor
 from normalign._checks import require
 from normalign.kernels.functions import Kernel
 
-__all__ = ["Solution", "Solved", "Solver", "System"]
+__all__ = ["OVERWRITTEN", "Solution", "Solved", "Solver", "Spare", "System"]
+
+# What a solution says whose inverse is asked for too late.
+OVERWRITTEN = (
+    "left_out and room work until the next iteration is asked for, whose solve takes "
+    "the memory of the factor that they need. Ask before, or keep what they return."
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,10 @@ class System:
     def sides(self) -> tuple[Tensor, Tensor]:
         """Both sides of the kernel's tiles."""
         return self.kernel.sides(self.points, self.metric)
+
+    def release(self) -> None:
+        """Let go of the sides; who asks for them again has them made again."""
+        vars(self).pop("sides", None)
 
 
 @dataclass(frozen=True)
@@ -116,12 +126,24 @@ class Solved:
     caution: str = ""
 
 
+class Spare(Protocol):
+    """Memory of a solve that the next one may overwrite."""
+
+    def release(self) -> None:
+        """Let go of it, whoever still refers to this object."""
+        ...
+
+
 class Solution(Protocol):
     """Coefficients, and what else the solver can say while its factor is alive."""
 
     coef: Tensor
     solved: Solved
-    spare: object  # memory that the next solve may overwrite
+    spare: Spare
+
+    def forget(self) -> None:
+        """Take no more questions about the inverse: its memory is needed."""
+        ...
 
     def inverse_diagonal(self, rows: Tensor) -> Tensor:
         """Entries of the diagonal of the inverse."""

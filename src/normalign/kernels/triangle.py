@@ -115,6 +115,11 @@ class Triangle:
     def __len__(self) -> int:
         return self.edges[-1]
 
+    def release(self) -> None:
+        """Let go of all entries."""
+        self.panels, self.slopes = [], None
+        self._inverses.clear()
+
     def diagonal(self) -> Tensor:
         """The diagonal."""
         if len(self.panels) == 1:
