@@ -29,7 +29,7 @@ from normalign.kernels.agop import (
 )
 from normalign.kernels.functions import Kernel, Radial
 from normalign.kernels.gradients import gradients_of_slopes, pulled_back
-from normalign.kernels.memory import direct_bytes
+from normalign.kernels.memory import Needs
 from normalign.kernels.metric import learned
 from normalign.kernels.system import OVERWRITTEN, Solution, Solved, Spare, System
 from normalign.kernels.tiles import spans, square_spans, tile_shape
@@ -63,15 +63,14 @@ def solve_directly(
 
     ``callee`` complains where none is enough.
     """
-    n, dtype, device = len(system.points), system.points.dtype, system.points.device
     found = _tried(system, y, limit=limit, spare=spare, slopes=slopes)
-    single = dtype != torch.float64
+    single = y.dtype != torch.float64
     exact = found is not None and (
         not single or lost_share(found.coef, y) <= _LOST_SHARE
     )
     if found is not None and exact:
         return found
-    if single and direct_bytes(n, dtype=torch.float64, device=device) <= limit:
+    if single and Needs.of(system, y.shape[1], torch.float64).direct <= limit:
         _let_go(spare, found)
         found, spare = None, None
         system, y = system.to(torch.float64), y.double()
@@ -131,6 +130,7 @@ def compiled_room(system: System, k: int, limit: float, *, slopes: bool) -> Room
         return None
     from normalign.kernels.compiled.layout import layout_of
 
+    limit -= Needs.of(system, k).base
     layout = layout_of(*points.shape, k, points.dtype.itemsize)
     full = system.metric is not None and system.metric.ndim == 2
     keeps = slopes and len(points) <= _KEPT_SLOPES
@@ -190,8 +190,12 @@ class DirectSolution:
         """Entries of the diagonal of the inverse: columns of ``L^{-1}``, squared."""
         if self._forgotten:
             raise RuntimeError(OVERWRITTEN)
-        unit = _unit_columns(self.triangle.panels[0], len(self.triangle), rows)
-        return self.triangle.half_solve_(unit).square_().sum(0).to(self.coef.dtype)
+        n, found = len(self.triangle), [self.coef.new_empty(0)]
+        # some columns at a time, in the memory of a tile
+        for some in rows.split(max(math.prod(tile_shape(rows.device)) // n, 64)):
+            unit = _unit_columns(self.triangle.panels[0], n, some)
+            found.append(self.triangle.half_solve_(unit).square_().sum(0))
+        return torch.cat(found).to(self.coef.dtype)
 
     def next_metric(self, weights: Tensor | None) -> Tensor | None:
         """From the slopes, if they were kept."""
@@ -221,7 +225,8 @@ def _allocated(system: System, limit: int) -> Triangle:
     """Memory for a factor: a square and its slopes where they are small."""
     points = system.points
     n, dtype, device = len(points), points.dtype, points.device
-    whole = is_small(n, device) and 2 * n * n * dtype.itemsize <= limit
+    needed = Needs.of(system, 1).base + 2 * n * n * dtype.itemsize
+    whole = is_small(n, device) and needed <= limit
     return Triangle(n, dtype=dtype, device=device, whole=whole)
 
 

@@ -36,7 +36,7 @@ from normalign.kernels.functions import (
     seeded,
 )
 from normalign.kernels.gradients import expansion_jacobian
-from normalign.kernels.memory import available_bytes
+from normalign.kernels.memory import Needs, available_bytes
 from normalign.kernels.metric import learned
 from normalign.kernels.precision import full_precision
 from normalign.kernels.pull_back import Columns, Cotangent, pull_back
@@ -408,10 +408,12 @@ def _average(
         share = share if weights is None else share * weights[places]
     (n, d), (m, k) = rows.shape, machine.coef.shape
     form = cheaper_form(n, m, k, d, machine.kernel)
+    if machine.metric.ndim == 1 and d > m:
+        form = "gradients"  # pairs would make a square of d for its diagonal
     if form == "pairs" and n * m > _SMALL_SQUARE:
         # It wants a square beside the solver's triangle.
         allowed = solver.memory_limit or available_bytes(rows.device)
-        fits = 4 * n * m * rows.dtype.itemsize <= allowed
+        fits = Needs.of(system, k).by_pairs(n) <= allowed
         form = "pairs" if fits else "gradients"
     return centred_agop(
         rows, system.points, machine.coef, machine.kernel, (left, right),

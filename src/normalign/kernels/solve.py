@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normalign._checks import complaint
 from normalign.kernels.direct import compiled_room, last_directly, solve_directly
-from normalign.kernels.memory import UNASKED, available_bytes, direct_bytes
+from normalign.kernels.memory import UNASKED, Needs, available_bytes
 from normalign.kernels.system import Solution, Solver, Spare, System
 
 __all__ = ["solve", "solve_last"]
@@ -47,8 +47,7 @@ def solve(
     ValueError
         If "cholesky" was asked for and its triangle does not fit the memory limit.
     """
-    n, dtype, device = len(system.points), system.points.dtype, system.points.device
-    needed = direct_bytes(n, dtype=dtype, device=device)
+    n, needed = len(system.points), Needs.of(system, y.shape[1]).direct
     limit = solver.memory_limit or _unasked_limit(system, needed, spare)
     if solver.name == "cg" or (solver.name == "auto" and needed > limit):
         from normalign.kernels.iterative import solve_iteratively
@@ -100,7 +99,7 @@ def _unasked_limit(system: System, needed: int, spare: Spare | None) -> int:
     if points.device.type == "cpu":
         # for compiled code: matrix and slopes, metrics, what gradients are made of
         n, d = points.shape
-        wished = max(needed, (3 * n * n + 4 * d * d) * points.dtype.itemsize)
+        wished = needed + (2 * n * n + 4 * d * d) * points.dtype.itemsize
     if wished < UNASKED:
         return UNASKED
     return available_bytes(points.device) + (0 if spare is None else needed)

@@ -27,7 +27,7 @@ __all__ = ["CompiledSolution", "Problem", "last_of", "solved"]
 
 # Operations of one call, which nobody can interrupt: a fraction of a second.
 _AT_ONCE = 4e10
-_ASIDE = 1 << 26  # bytes of columns that are solved for at a time
+_ASIDE = 1 << 22  # bytes of columns that are solved for at a time
 
 
 def _array(tensor: Tensor) -> np.ndarray:
