@@ -606,8 +606,8 @@ def test_workers_at_one_time_share_the_memory(monkeypatch, n_jobs, limit, share)
         ),
         ({"memory_limit": 10**3}, "fit 90 rows and [0-9]+ columns by cg, got"),
         (
-            {"solver": "cholesky", "memory_limit": 3 * 10**5, "n_jobs": 8},
-            "fit 45 rows and [0-9]+ columns by cholesky, 8 times at once, got 0.3 MB. "
+            {"solver": "cholesky", "memory_limit": 10**6, "n_jobs": 8},
+            "fit 45 rows and [0-9]+ columns by cholesky, 8 times at once, got 1 MB. "
             "Set fewer n_jobs",
         ),
     ],

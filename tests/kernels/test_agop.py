@@ -85,13 +85,13 @@ def test_weights_are_repetitions():
 
 
 def test_shapes_decide_which_sum_is_taken():
-    few, many = torch.empty(2000, 2), torch.empty(2000, 100)
-    assert cheaper_form(few, 2000, 20, Laplace()) == "gradients"
-    assert cheaper_form(many, 2000, 60, Laplace()) == "pairs"
-    assert cheaper_form(many, 2000, 60, KERNELS[-1]) == "gradients"
+    few, many, single = (2000, 2000, 2, 20), (2000, 2000, 100, 60), torch.float32
+    assert cheaper_form(few, Laplace(), single) == "gradients"
+    assert cheaper_form(many, Laplace(), single) == "pairs"
+    assert cheaper_form(many, KERNELS[-1], single) == "gradients"
     # a Gaussian's coefficients cancel
-    assert cheaper_form(many, 2000, 60, Gaussian()) == "gradients"
-    assert cheaper_form(many.double(), 2000, 60, Gaussian()) == "pairs"
+    assert cheaper_form(many, Gaussian(), single) == "gradients"
+    assert cheaper_form(many, Gaussian(), DOUBLE) == "pairs"
 
 
 def test_an_unknown_form_is_refused():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from normalign.kernels import Gaussian, Laplace, Solver, System
-from normalign.kernels.memory import direct_bytes
+from normalign.kernels.memory import Needs
 from normalign.kernels.solve import solve
 from tests.kernels.cases import DOUBLE, dense, points, system
 
@@ -38,8 +38,7 @@ def test_coefficients_too_large_for_float32_are_noticed_or_told():
     y = points(600, 1, seed=3, dtype=torch.float32)
     found = solve(problem, y, Solver())
     assert found.solved.dtype == found.coef.dtype == DOUBLE
-    needed = direct_bytes(600, dtype=torch.float32, device=y.device)
-    kept = solve(problem, y, Solver(memory_limit=needed))
+    kept = solve(problem, y, Solver(memory_limit=Needs.of(problem, 1).direct))
     assert "rounding in float32 moves outputs by" in kept.solved.caution
     assert kept.coef.dtype == torch.float32
     easy = system(n=600, d=8, ridge=1e-2, dtype=torch.float32)
@@ -72,9 +71,8 @@ def test_digits_that_float64_has_lost_are_told():
 
 def test_where_float64_does_not_fit_or_fails_a_jitter_is_added_and_told():
     problem = near_duplicates(torch.float32)
-    needed = direct_bytes(90, dtype=torch.float32, device=problem.points.device)
     y = points(90, 1, dtype=torch.float32)
-    found = solve(problem, y, Solver(memory_limit=needed))
+    found = solve(problem, y, Solver(memory_limit=Needs.of(problem, 1).direct))
     assert "not positive definite in float32; added" in found.solved.caution
     assert found.solved.jitter > 0
     assert bool(torch.isfinite(found.coef).all())

@@ -1,5 +1,7 @@
 """Metrics: where machines start, the trace, the root."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -52,11 +54,12 @@ def test_a_weight_outside_the_unit_interval_is_refused(weight):
         initial_metric(torch.ones(2, 2), identity_weight=weight)
 
 
-def test_what_is_learned_from_nothing_is_the_identity_wherever_torch_defaults_to():
-    update = torch.zeros(2, 2, dtype=DOUBLE)
-    with torch.device("meta"):  # which keeps no values, so that nothing may go there
-        found = learned(update, None)
-    assert torch.equal(found, torch.eye(2, dtype=DOUBLE))
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_nothing_is_learned_from_squares_that_are_no_numbers(dtype):
+    for size in (0.0, torch.finfo(dtype).tiny, math.inf, math.nan):
+        assert learned(torch.eye(2, dtype=dtype) * size) is None
+    found = learned(torch.diag(torch.tensor([3.0, 1.0], dtype=dtype)))
+    assert torch.equal(found, torch.diag(torch.tensor([1.5, 0.5], dtype=dtype)))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from normalign.kernels import (
     Laplace,
     Machine,
     Solver,
+    compiled,
+    direct,
     initial_metric,
     recursion,
     recursions,
@@ -118,6 +120,42 @@ def test_left_out_outputs_are_those_of_machines_fitted_without_the_row(solver):
         # conjugate gradients give the inverse's diagonal to two digits
         close = 1e-8 if solver == "cholesky" else 0.1
         assert torch.allclose(found[row], wanted, atol=close)
+
+
+@pytest.mark.parametrize("numba", [True, False])
+@pytest.mark.parametrize("solver", ["cholesky", "cg"])
+def test_rows_are_left_out_until_the_next_iteration_is_asked_for(
+    solver, numba, monkeypatch
+):
+    if not numba:
+        monkeypatch.setattr(compiled, "is_available", lambda: False)
+    x, y, rows = points(40, 3), points(40, 2, seed=1), torch.arange(5)
+    settings = {"kernel": Laplace(2.0), "ridge": 0.1, "metric": metric("full", 3)}
+    steps = recursions(x, y, n_iter=1, solver=Solver(solver), **settings)
+    first = next(steps)
+    assert first.left_out(rows).shape == (5, 2)
+    last = next(steps)
+    for late in (first.left_out, first.room):
+        with pytest.raises(RuntimeError, match="until the next iteration is asked"):
+            late(rows)
+    assert next(steps, None) is None
+    assert last.room(rows).shape == (5,)
+
+
+@pytest.mark.parametrize("numba", [True, False])
+def test_float32_is_let_go_before_float64_is_tried(numba, monkeypatch):
+    if not numba:
+        monkeypatch.setattr(compiled, "is_available", lambda: False)
+    lost = iter([0.0, 1.0, 0.0, 0.0])  # the second is one of float32
+    monkeypatch.setattr(direct, "lost_share", lambda *_: next(lost))
+    x = points(80, 3, dtype=torch.float32)
+    settings = {"kernel": Laplace(2.0), "ridge": 0.1, "metric": torch.eye(3)}
+    steps = list(recursions(x, x[:, :1], n_iter=2, **settings))
+    assert [step.solved.dtype.itemsize for step in steps] == [4, 8, 8]
+    memories = [step._solution.spare for step in steps]
+    held = [len(m.square if numba else m.panels) > 0 for m in memories]
+    # compiled code copies the points, which the third iteration has from elsewhere
+    assert held == ([False, False, True] if numba else [False, True, True])
 
 
 def test_the_intercept_is_the_mean_and_takes_up_shifts():

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from normalign.kernels import Laplace, Solver, iterative
+from normalign.kernels.memory import Needs
 from normalign.kernels.solve import solve, solve_last
 from tests.kernels.cases import DOUBLE, KERNELS, dense, points, system
 
@@ -122,11 +123,12 @@ def test_targets_of_zero_are_solved_by_zeros():
 
 
 def test_the_rank_follows_the_memory():
-    problem, y = system(), points(40, 1)
-    roomy = iterative._rank(problem, y, Solver(), 1 << 40)
-    tight = iterative._rank(problem, y, Solver(), 10_000)
+    needs = Needs.of(system(), 1)
+    roomy = iterative._rank(needs, Solver(), 1 << 40)
+    tight = iterative._rank(needs, Solver(), needs.iterative(20))
     assert roomy == 40
-    assert 1 <= tight < 40
+    assert tight == 20
+    assert iterative._rank(needs, Solver(), 1) == 1
 
 
 def test_conjugate_gradients_give_up_one_table_before_they_make_another():
@@ -135,7 +137,7 @@ def test_conjugate_gradients_give_up_one_table_before_they_make_another():
     rows = torch.arange(5)
     assert first.inverse_diagonal(rows).shape == (5,)
     solve(problem, y, Solver("cg"), spare=first.spare)
-    with pytest.raises(RuntimeError, match="the next solve"):
+    with pytest.raises(RuntimeError, match="until the next iteration"):
         first.inverse_diagonal(rows)
 
 

@@ -78,7 +78,8 @@ def test_no_random_admissible_classifier_exceeds_the_bound(setting, bend, seed):
     jacobian, offset = admissible((n, k, x.shape[1]), x, y, limit, seed, bend)
     assert (offset_ratio(jacobian, offset, y) <= limit + 1e-9).all()
     found = local_robustness(jacobian, offset, x, y)
-    assert (found <= robustness_bound(x, limit) * (1 + 1e-12)).all()
+    # where two rows of a Jacobian nearly agree, their difference has lost digits
+    assert (found <= robustness_bound(x, limit) * (1 + 1e-9)).all()
 
 
 def test_local_robustness_is_the_least_height_over_the_boundaries():

@@ -238,8 +238,8 @@ class KernelMachine(FittedMachine, ABC):
             held, problem = problem.rows(apart), problem.rows(~apart)
         recipe, most = self._recipe(problem), self._leaf_size(problem)
         require_memory(
-            callee, problem, solver=self.solver, limit=self._limit(), most=most,
-            diagonal=bool(self.diagonal),
+            callee, problem, kernel=self.kernel, solver=self.solver,
+            limit=self._limit(), most=most, diagonal=bool(self.diagonal),
         )  # fmt: skip
         warn_of_scale(callee, problem, recipe)
         warn_of_rounding(callee, problem)

@@ -251,8 +251,9 @@ class _Selecting:
 
 def _require_memory(plain: Any, problem: Problem, n_jobs: int = 1) -> None:
     require_memory(
-        type(plain).__name__, problem, solver=plain.solver, limit=plain._limit(),
-        most=plain._leaf_size(problem), diagonal=bool(plain.diagonal), n_jobs=n_jobs,
+        type(plain).__name__, problem, kernel=plain.kernel, solver=plain.solver,
+        limit=plain._limit(), most=plain._leaf_size(problem),
+        diagonal=bool(plain.diagonal), n_jobs=n_jobs,
     )  # fmt: skip
 
 

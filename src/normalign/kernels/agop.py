@@ -132,8 +132,8 @@ def centred_agop(
 ) -> Tensor:
     """The same for callers that have centred their points and have the sides."""
     if form == "auto":
-        n, d = x.shape
-        form = cheaper_form(coef, n, d, kernel)
+        (n, d), (m, k) = x.shape, coef.shape
+        form = cheaper_form((n, m, k, d), kernel, coef.dtype)
     mass = len(x) if weights is None else weights.sum()
     x, centers = (through_full(part, kernel, metric) for part in (x, centers))
     if form == "pairs":
@@ -153,16 +153,20 @@ def centred_agop(
     return (whole.diagonal() if diagonal and whole.ndim == 2 else whole) / mass
 
 
-def cheaper_form(coef: Tensor, n: int, d: int, kernel: Kernel) -> Form:
-    """Which of the two sums takes fewer operations, at ``n`` rows of ``d`` columns.
+def cheaper_form(
+    shape: tuple[int, int, int, int], kernel: Kernel, dtype: torch.dtype
+) -> Form:
+    """Which of the two sums takes fewer operations.
+
+    By the numbers of rows, centers, outputs and columns.
 
     Large coefficients that cancel, which a Gaussian often has, leave no digits of a sum
     over pairs in single precision.
     """
-    m, k = coef.shape
+    n, m, k, d = shape
     by_gradients = 2 * n * m * k * (d + 1)
     by_pairs = n * m * m + 4 * n * m * (k + d)
-    exact = isinstance(kernel, Radial) and coef.dtype == torch.float64
+    exact = isinstance(kernel, Radial) and dtype == torch.float64
     usable = exact or isinstance(kernel, Laplace)
     return "pairs" if usable and by_pairs < by_gradients else "gradients"
 

@@ -22,12 +22,19 @@ from torch import Tensor
 from normalign._checks import complaint
 from normalign.kernels import compiled
 from normalign.kernels.agop import finished, sum_of_squares, through_full
+from normalign.kernels.digits import LOST_SHARE, lost_digits, lost_share
 from normalign.kernels.functions import Kernel, Radial
 from normalign.kernels.gradients import gradients_of_slopes
-from normalign.kernels.memory import direct_bytes
+from normalign.kernels.memory import Needs
 from normalign.kernels.metric import learned
 from normalign.kernels.sides import Sides
-from normalign.kernels.system import Solution, Solved, System, mean_squares
+from normalign.kernels.system import (
+    OVERWRITTEN,
+    Solution,
+    Solved,
+    Spare,
+    System,
+)
 from normalign.kernels.tiles import spans, square_spans, tile_shape
 from normalign.kernels.triangle import Triangle, is_small
 
@@ -37,7 +44,6 @@ if TYPE_CHECKING:
 __all__ = ["DirectSolution", "compiled_room", "last_directly", "solve_directly"]
 
 _LOST_DIGITS = 32  # a pivot of that many rounding errors has no digit left to trust
-_LOST_SHARE = 3e-4  # of the targets; ordinary tables have a tenth of it
 # Rows up to which slopes are kept beside the matrix: making them again costs little
 # beside the factor of more.
 _KEPT_SLOPES = 8192
@@ -47,38 +53,50 @@ Room = Literal["matrix", "slopes"]
 
 
 def solve_directly(
-    system: System, y: Tensor, *, limit: int, spare: object, slopes: bool, callee: str
+    system: System,
+    y: Tensor,
+    *,
+    limit: int,
+    spare: Spare | None,
+    slopes: bool,
+    callee: str,
 ) -> Solution:
     """Solve by a factor in as much precision as it takes, and ``limit`` allows.
 
     ``callee`` complains where none is enough.
     """
-    n, dtype, device = len(system.points), system.points.dtype, system.points.device
     found = _tried(system, y, limit=limit, spare=spare, slopes=slopes)
     lost = math.inf if found is None else lost_share(found.coef, y, system.ridges)
-    fits = direct_bytes(n, dtype=torch.float64, device=device) <= limit
-    if not lost <= _LOST_SHARE and dtype != torch.float64 and fits:
-        del spare, found
-        system, y = system.to(torch.float64), y.double()
+    single = y.dtype != torch.float64
+    if not lost <= LOST_SHARE and single and _fits_in_double(system, y, limit):
+        _let_go(spare, found)
+        system, y, spare = system.to(torch.float64), y.double(), None
         found = _tried(system, y, limit=limit, spare=None, slopes=slopes)
-        lost = math.inf if found is None else lost_share(found.coef, y, system.ridges)
+        if found is not None:
+            lost = lost_share(found.coef, y, system.ridges)
+            system.release()  # who goes on in float64 has a system of its own
     if found is None:
+        _let_go(spare)
         return _with_jitter(system, _allocated(system, limit), y, callee)
-    if lost > _LOST_SHARE:
-        caution = (
-            f"coefficients are so large that rounding in {str(y.dtype)[6:]} moves "
-            f"outputs by about {10 * lost:.0e} of the targets"
-        )
-        if y.dtype != torch.float64:
-            caution += ", and float64 does not fit memory_limit. Raise that, or ridge."
-        else:
-            caution += ". Raise ridge, or remove near-duplicate rows."
+    if lost > LOST_SHARE:
+        caution = lost_digits(lost, y.dtype)
         found.solved = replace(found.solved, caution=caution)
     return found
 
 
+def _fits_in_double(system: System, y: Tensor, limit: int) -> bool:
+    return Needs.of(system, y.shape[1], torch.float64).direct <= limit
+
+
+def _let_go(spare: Spare | None, found: Solution | None = None) -> None:
+    """Free memory to which callers, and who keeps an iteration, still refer."""
+    for one in (spare, None if found is None else found.spare):
+        if one is not None:
+            one.release()
+
+
 def _tried(
-    system: System, y: Tensor, *, limit: int, spare: object, slopes: bool
+    system: System, y: Tensor, *, limit: int, spare: Spare | None, slopes: bool
 ) -> CompiledSolution | DirectSolution | None:
     """The solution in the system's precision; None if that leaves it indefinite."""
     room = compiled_room(system, y.shape[1], limit, slopes=slopes)
@@ -87,7 +105,11 @@ def _tried(
 
         quick = quickly(_problem(system, y, room, spare))
         return quick if quick.pivot > _smallest_pivot(system.points.dtype) else None
-    triangle = spare if isinstance(spare, Triangle) else _allocated(system, limit)
+    if isinstance(spare, Triangle):
+        triangle = spare
+    else:
+        _let_go(spare)
+        triangle = _allocated(system, limit)
     _make_room(triangle, system, slopes)
     if not _factorise(system, triangle):
         return None
@@ -106,6 +128,7 @@ def compiled_room(system: System, k: int, limit: float, *, slopes: bool) -> Room
         return None
     from normalign.kernels.compiled.layout import layout_of
 
+    limit -= Needs.of(system, k).base
     layout = layout_of(*points.shape, k, points.dtype.itemsize)
     full = system.metric is not None and system.metric.ndim == 2
     keeps = slopes and len(points) <= _KEPT_SLOPES
@@ -127,11 +150,13 @@ def last_directly(
     dtype = system.points.dtype
     return last_of(
         _problem(system, y, room), n_iter, weights, least=_smallest_pivot(dtype),
-        most=(_LOST_SHARE / torch.finfo(dtype).eps) ** 2,
+        most=(LOST_SHARE / torch.finfo(dtype).eps) ** 2,
     )  # fmt: skip
 
 
-def _problem(system: System, y: Tensor, room: Room, spare: object = None) -> Problem:
+def _problem(
+    system: System, y: Tensor, room: Room, spare: Spare | None = None
+) -> Problem:
     from normalign.kernels.compiled.solution import Problem
 
     return Problem(
@@ -149,13 +174,24 @@ class DirectSolution:
         self.coef = coef
         self.solved = solved
         self.triangle = triangle
-        self.spare: object = triangle
+        self.spare: Spare = triangle
         self._system = system
+        self._forgotten = False
+
+    def forget(self) -> None:
+        """Take no more questions about the inverse."""
+        self._forgotten = True
 
     def inverse_diagonal(self, rows: Tensor) -> Tensor:
         """Entries of the diagonal of the inverse: columns of ``L^{-1}``, squared."""
-        unit = _unit_columns(self.triangle.panels[0], len(self.triangle), rows)
-        return self.triangle.half_solve_(unit).square_().sum(0).to(self.coef.dtype)
+        if self._forgotten:
+            raise RuntimeError(OVERWRITTEN)
+        n, found = len(self.triangle), [self.coef.new_empty(0)]
+        # some columns at a time, in the memory of a tile
+        for some in rows.split(max(math.prod(tile_shape(rows.device)) // n, 64)):
+            unit = _unit_columns(self.triangle.panels[0], n, some)
+            found.append(self.triangle.half_solve_(unit).square_().sum(0))
+        return torch.cat(found).to(self.coef.dtype)
 
     def next_metric(self, weights: Tensor | None) -> Tensor | None:
         """From the slopes, if they were kept."""
@@ -181,7 +217,8 @@ def _allocated(system: System, limit: int) -> Triangle:
     """Memory for a factor: a square and its slopes where they are small."""
     points = system.points
     n, dtype, device = len(points), points.dtype, points.device
-    whole = is_small(n, device) and 2 * n * n * dtype.itemsize <= limit
+    needed = Needs.of(system, 1).base + 2 * n * n * dtype.itemsize
+    whole = is_small(n, device) and needed <= limit
     return Triangle(n, dtype=dtype, device=device, whole=whole)
 
 
@@ -191,19 +228,6 @@ def _make_room(triangle: Triangle, system: System, slopes: bool) -> None:
         triangle.slopes = None
     elif triangle.slopes is None:
         triangle.slopes = torch.empty_like(triangle.panels[0])
-
-
-def lost_share(coef: Tensor, y: Tensor, ridges: Tensor) -> float:
-    r"""How much of the targets rounding can move: :math:`\epsilon \|a\| / \|y\|_{rms}`.
-
-    Of that output of which it is most. Outputs are sums of coefficients times numbers
-    in ``(0, 1]``, each right to a rounding error; where coefficients are large and
-    cancel, the errors do not. On tables and kernels tried in float32, outputs were off
-    by about ten times this.
-    """
-    # one question to a device, not two
-    share = (coef.double().square().sum(0) / mean_squares(y, ridges)).amax()
-    return torch.finfo(y.dtype).eps * math.sqrt(share)
 
 
 def _with_jitter(

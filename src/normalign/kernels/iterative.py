@@ -19,17 +19,18 @@ import torch
 from torch import Tensor
 
 from normalign._checks import complaint
-from normalign.kernels.distances import kernel_matrix
+from normalign.kernels.digits import LOST_SHARE, lost_digits, lost_share
 from normalign.kernels.gradients import expansion_of_sides
-from normalign.kernels.memory import iterative_bytes
-from normalign.kernels.system import Solved, Solver, System
+from normalign.kernels.memory import FEWEST_COLUMNS, LARGEST_RANK, VECTORS, Needs
+from normalign.kernels.system import OVERWRITTEN, Solved, Solver, Spare, System
 from normalign.kernels.tiles import spans
 
 __all__ = ["IterativeSolution", "solve_iteratively"]
 
-_LARGEST_RANK = 2000
-_COLUMNS_AT_ONCE = 64
-_VECTORS = 9  # of a column's length that its conjugate gradients hold, and some more
+# A solution, the steps it took, and its relative residual.
+Found = tuple[Tensor, int, float]
+
+_COLUMNS_AT_ONCE, _ROWS_AT_ONCE = 64, 256
 
 
 class IterativeSolution:
@@ -44,7 +45,7 @@ class IterativeSolution:
     ) -> None:
         self.coef = coef
         self.solved = solved
-        self.spare: object = self
+        self.spare: Spare = self
         self._columns: Callable[[Tensor], Tensor] | None = columns
         self._at_once = at_once
 
@@ -52,11 +53,13 @@ class IterativeSolution:
         """Give up what the inverse is made by: a preconditioner as large as allowed."""
         self._columns = None
 
+    release = forget
+
     def inverse_diagonal(self, rows: Tensor) -> Tensor:
         """Entries of the diagonal of the inverse, to about two digits."""
         columns, found = self._columns, []
         if columns is None:
-            raise RuntimeError("the next solve has overwritten what this needs")
+            raise RuntimeError(OVERWRITTEN)
         for some in rows.split(self._at_once):
             unit = self.coef.new_zeros(len(self.coef), len(some), dtype=torch.float64)
             picked = some, torch.arange(len(some), device=rows.device)
@@ -69,52 +72,85 @@ class IterativeSolution:
 
 
 def solve_iteratively(
-    system: System, y: Tensor, solver: Solver, *, limit: int, spare: object = None
+    system: System,
+    y: Tensor,
+    solver: Solver,
+    *,
+    limit: int,
+    spare: Spare | None = None,
 ) -> IterativeSolution:
     """Solve a machine's system without its matrix.
 
-    Kernel tiles have the dtype of the data; vectors and the preconditioner, where
-    large numbers cancel, are float64. If the residual is above the tolerance after
-    ``solver.max_steps`` steps, what is returned is the best that was met, and it says
-    so. What ``spare`` kept for its inverse is given up.
+    Kernel tiles have the dtype of the data at first; vectors and the preconditioner,
+    where large numbers cancel, are float64. A residual that is summed over products in
+    float32 may vanish where the true one does not: so one product in float64 tells it,
+    and where it is above the tolerance more steps are taken by such products. After
+    ``solver.max_steps`` in all, what is returned is the best that was met, and it says
+    so. Coefficients that are too large for float32 stay float64 where a machine in
+    float64 fits the limit. What ``spare`` kept is given up.
     """
-    sides, dtype = system.sides, y.dtype
+    if spare is not None:
+        spare.release()
+    needs, single = Needs.of(system, y.shape[1]), y.dtype != torch.float64
+    rank = _rank(needs, solver, limit)
+    exact = system.to(torch.float64) if single else system
+    precondition = _preconditioner(exact, rank, solver.callee)
+    products = _product(system), _product(exact)
+    del exact  # and its points
+    largest = LOST_SHARE / torch.finfo(y.dtype).eps  # beside targets of size one
+
+    def solved(b: Tensor, tolerance: float, max_steps: int) -> Found:
+        most = largest * b.square().mean(0).sqrt()
+        begun = conjugate_gradients(
+            products[0], b, precondition, tolerance, max_steps, most=most
+        )
+        return conjugate_gradients(
+            products[1], b, precondition, tolerance, max_steps, begun=begun
+        )
+
+    coef, steps, residual = solved(y.double(), solver.tolerance, solver.max_steps)
+    converged, dtype, cautions = residual <= solver.tolerance, y.dtype, []
+    if not converged:
+        cautions.append(
+            f"conjugate gradients stopped after {steps} steps with relative residual "
+            f"{residual:.1e}, above {solver.tolerance:.1e}. Raise ridge, or "
+            "memory_limit for a better preconditioner."
+        )
+    lost = lost_share(coef, y, system.ridges)
+    if lost > LOST_SHARE:
+        if single and Needs.of(system, needs.k, torch.float64).iterative(1) <= limit:
+            dtype = torch.float64
+        else:
+            cautions.append(lost_digits(lost, y.dtype))
+    told = Solved(
+        "cg", dtype, steps=steps, residual=residual, converged=converged,
+        caution=" ".join(cautions),
+    )  # fmt: skip
+    spared = max(limit - needs.iterative(rank), 0) // (VECTORS * 8 * needs.n)
+    return IterativeSolution(
+        coef.to(dtype),
+        told,
+        lambda unit: solved(unit, 1e-2, 100)[0],
+        at_once=min(max(needs.k, FEWEST_COLUMNS) + spared, _COLUMNS_AT_ONCE),
+    )
+
+
+def _product(system: System) -> Callable[[Tensor], Tensor]:
+    """What the system's matrix makes of columns; tiles are in the system's dtype."""
+    sides, kernel, dtype = system.sides, system.kernel, system.points.dtype
     ridges = system.ridges.double()[:, None]
-    if isinstance(spare, IterativeSolution):
-        spare.forget()
-    rank = _rank(system, y, solver, limit)
-    precondition = _preconditioner(system, rank, solver.callee)
 
     def product(v: Tensor) -> Tensor:
-        fresh = expansion_of_sides(sides, sides, v.to(dtype), system.kernel).double()
+        fresh = expansion_of_sides(sides, sides, v.to(dtype), kernel).double()
         return fresh.addcmul_(ridges, v)
 
-    def columns(unit: Tensor) -> Tensor:
-        return conjugate_gradients(product, unit, precondition, 1e-2, 100)[0]
-
-    coef, steps, residual = conjugate_gradients(
-        product, y.double(), precondition, solver.tolerance, solver.max_steps
-    )
-    converged = residual <= solver.tolerance
-    caution = (
-        f"conjugate gradients stopped after {steps} steps with relative residual "
-        f"{residual:.1e}, above {solver.tolerance:.1e}. Raise ridge or memory_limit (a "
-        "better preconditioner), or use float64."
-    )
-    solved = Solved(
-        "cg", dtype, steps=steps, residual=residual, converged=converged,
-        caution="" if converged else caution,
-    )  # fmt: skip
-    n, k = y.shape
-    left_over = limit - iterative_bytes(n, k, rank, dtype=dtype)
-    at_once = max(min(left_over // (_VECTORS * 8 * n), _COLUMNS_AT_ONCE), k)
-    return IterativeSolution(coef.to(dtype), solved, columns, at_once)
+    return product
 
 
-def _rank(system: System, y: Tensor, solver: Solver, limit: int) -> int:
-    n, k = len(system.points), y.shape[1]
-    rank = min(solver.rank or _LARGEST_RANK, n)
-    while rank > 1 and iterative_bytes(n, k, rank, dtype=y.dtype) > limit:
+def _rank(needs: Needs, solver: Solver, limit: int) -> int:
+    """As many points of a preconditioner as are wanted, and fit."""
+    rank = min(solver.rank or LARGEST_RANK, needs.n)
+    while rank > 1 and needs.iterative(rank) > limit:
         rank //= 2
     return rank
 
@@ -122,44 +158,46 @@ def _rank(system: System, y: Tensor, solver: Solver, limit: int) -> int:
 def _preconditioner(
     system: System, rank: int, callee: str
 ) -> Callable[[Tensor], Tensor]:
-    points = system.points
+    """The inverse of P, from a system in float64."""
+    sides, n = system.sides, len(system.points)
     # Spread over the rows by a fixed stride: rows may be in any order, and a solve
     # must not depend on a random state.
-    chosen = torch.linspace(
-        0, len(points) - 1, rank, dtype=torch.float32, device=points.device
-    ).long()
-    some = points[chosen]
-    table = points.new_empty(len(points), rank, dtype=torch.float64)
-    for rows in spans(len(points), 1024):
-        table[rows] = kernel_matrix(
-            points[rows], some, system.kernel, metric=system.metric
-        )
-    inverse_ridges = 1 / system.ridges.double()[:, None]
-    core = kernel_matrix(some, some, system.kernel, metric=system.metric).double()
-    for rows in spans(len(points), 1024):
+    places = torch.arange(rank, device=sides.device) * (n - 1) // max(rank - 1, 1)
+    some = sides[places]
+    # In one piece, so that it all goes back to the system at once.
+    parts = sides.left.new_empty(n + 2 * rank, rank).split([n, rank, rank])
+    table, core, factor = parts[0], parts[1], parts[2].T
+    for rows in spans(n, _ROWS_AT_ONCE):
+        system.kernel.values_(sides[rows], some, table[rows])
+    inverse_ridges = 1 / system.ridges[:, None]
+    torch.index_select(table, 0, places, out=core)
+    for rows in spans(n, _ROWS_AT_ONCE):
         core.addmm_(table[rows].T, table[rows] * inverse_ridges[rows])
-    factor = _definite_factor(core, torch.finfo(points.dtype).eps, callee)
+    _factorise(core, factor, callee)
 
     def precondition(residual: Tensor) -> Tensor:
         scaled = residual * inverse_ridges
-        inner = torch.cholesky_solve(table.T @ scaled, factor)
-        return scaled - (table @ inner) * inverse_ridges
+        half = torch.linalg.solve_triangular(factor, table.T @ scaled, upper=False)
+        inner = torch.linalg.solve_triangular(factor.T, half, upper=True)
+        return scaled.sub_((table @ inner).mul_(inverse_ridges))
 
     return precondition
 
 
-def _definite_factor(core: Tensor, noise: float, callee: str) -> Tensor:
-    """A Cholesky factor of a matrix that is definite up to noise of its dtype.
+def _factorise(core: Tensor, factor: Tensor, callee: str) -> None:
+    """Fill ``factor`` with that of a matrix which is definite up to rounding.
 
     Whatever is added to the diagonal moves the preconditioner, not the solution.
     """
-    size = float(core.diagonal().mean())
-    for shift in (noise * size * 10.0**power for power in range(20)):
-        factor, info = torch.linalg.cholesky_ex(
-            core + shift * torch.eye(len(core), dtype=core.dtype, device=core.device)
-        )
-        if not info:
-            return factor
+    diagonal = core.diagonal().clone()
+    size = float(diagonal.mean())
+    noise = torch.finfo(core.dtype).eps * size
+    failure = torch.empty((), dtype=torch.int32, device=core.device)
+    for power in range(20):
+        torch.add(diagonal, noise * 10.0**power, out=core.diagonal())
+        torch.linalg.cholesky_ex(core, out=(factor, failure))
+        if not failure:
+            return
     raise ValueError(
         complaint(
             callee,
@@ -177,21 +215,38 @@ def conjugate_gradients(
     precondition: Callable[[Tensor], Tensor],
     tolerance: float,
     max_steps: int,
-) -> tuple[Tensor, int, float]:
+    *,
+    begun: Found | None = None,
+    most: Tensor | None = None,
+) -> Found:
     """Solve for every column at once; return the solution, steps, worst residual.
 
     Columns have step lengths of their own and share the products. A column of zeros
     is solved by zeros. The solution is the best that was met, so its residual is
     never above that of zeros, which is one.
+
+    Parameters
+    ----------
+    begun : tuple, optional
+        What to go on from. Its residual is told anew, by a product.
+    most : Tensor of shape (k,), optional
+        Norms of the solution's columns beyond which there is no use in going on.
     """
     scale = b.norm(dim=0).clamp(min=torch.finfo(b.dtype).tiny)
-    solution = torch.zeros_like(b)
-    residual = b.clone()
+    solution, steps, residual = torch.zeros_like(b), 0, b.clone()
+    if begun is not None:
+        solution, steps, _ = begun
+        residual -= product(solution)
+        useless = residual.norm(dim=0) > scale
+        solution = solution.masked_fill(useless, 0.0)
+        residual = torch.where(useless, b, residual)
     direction = precondition(residual)
     energy = (residual * direction).sum(0)
-    worst, steps = float((residual.norm(dim=0) / scale).max()), 0
+    worst = float((residual.norm(dim=0) / scale).max())
     best, least = solution.clone(), worst
     while worst > tolerance and steps < max_steps:
+        if most is not None and bool((solution.norm(dim=0) > most).any()):
+            break
         image = product(direction)
         curvature = (direction * image).sum(0)
         length = torch.where(curvature > 0, energy / curvature, 0.0)

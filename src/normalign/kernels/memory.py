@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from operator import index
 from typing import Any
 
 import torch
 
 from normalign._checks import complaint, require, require_kind
+from normalign.kernels.agop import cheaper_form
 from normalign.kernels.free_memory import free_bytes
+from normalign.kernels.functions import KERNELS, Kernel, ProductLaplace
+from normalign.kernels.system import System
 from normalign.kernels.tiles import tile_shape
-from normalign.kernels.triangle import triangle_bytes
+from normalign.kernels.triangle import strip_bytes, triangle_bytes
 
 __all__ = [
+    "FEWEST_COLUMNS",
+    "LARGEST_RANK",
     "UNASKED",
+    "VECTORS",
+    "Needs",
     "available_bytes",
     "direct_bytes",
     "estimate_memory",
@@ -21,6 +30,11 @@ __all__ = [
 ]
 
 UNASKED = 1 << 26  # bytes for which nobody is asked what is free
+LARGEST_RANK = 2000  # of a preconditioner, unless another is asked for
+FEWEST_COLUMNS = 16  # that conjugate gradients can solve for at once, if so many wait
+VECTORS = 16  # of a column's length that they hold, and some more
+_SAMPLED = 20_000  # rows beyond which gradients are taken at some
+_CHUNK = 1 << 13  # rows of which compiled code makes sums at a time
 _SHARE = 0.8  # of what is free; the rest is for whoever else runs here
 
 
@@ -41,16 +55,143 @@ def available_bytes(device: torch.device) -> int:
     return int(_SHARE * free_bytes())
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What a fit needs above its data, in bytes, by its sizes.
+
+    All that is alive at one time at the worst, with what torch and its libraries make
+    on the way. Tests measure it.
+
+    Parameters
+    ----------
+    n, d, k : int
+        Rows, columns and outputs.
+    dtype : torch.dtype
+    device : torch.device
+    kernel : Kernel
+    diagonal : bool
+        Whether the metric is.
+    """
+
+    n: int
+    d: int
+    k: int
+    dtype: torch.dtype
+    device: torch.device
+    kernel: Kernel
+    diagonal: bool
+
+    @classmethod
+    def of(cls, system: System, k: int, dtype: torch.dtype | None = None) -> Needs:
+        """Those of a system with that many outputs; in another precision, if given."""
+        points, metric = system.points, system.metric
+        return cls(
+            points.shape[0], points.shape[1], k, dtype or points.dtype, points.device,
+            system.kernel, diagonal=metric is None or metric.ndim == 1,
+        )  # fmt: skip
+
+    @cached_property
+    def base(self) -> int:
+        """Rows in float64 and centred, targets, metrics: what there always is."""
+        size, full = self.dtype.itemsize, not self.diagonal
+        held = (8 + size) * self._table
+        # targets centred, scaled, behind the matrix, solved for, and as they are kept
+        held += 10 * self.n * self.k * size
+        if full or self._pairs_pay:
+            held += (10 if self._pairs_pay else 6) * self.d**2 * size
+        if full and isinstance(self.kernel, ProductLaplace):
+            held += 3 * self.d**2 * 8  # a root, by an eigendecomposition in float64
+        return held
+
+    @cached_property
+    def direct(self) -> int:
+        """With a Cholesky factor, and no slopes beside it."""
+        if self._pairs_pay or self.n > _SAMPLED:
+            needed = self._with_factor(self._points, self._sums)
+            return min(needed, self.by_pairs(self.n)) if self._pairs_pay else needed
+        height, _ = tile_shape(self.device)
+        sums = self._tables * (1 + 5 * min(height / self.n, 1))
+        # compiled code has tables of a quarter of the matrix, or of one output
+        each = 3 * self.n * (self.d + 1)
+        compiled = min(self.k * each, max(self.n**2 // 8, 1 << 18, each))
+        return max(
+            self._with_factor(self._points, sums), self._with_factor(4, compiled)
+        )
+
+    def by_pairs(self, rows: int) -> int:
+        """The same where gradients at some rows are summed by pairs."""
+        height, _ = tile_shape(self.device)
+        squares = (rows + 3 * min(height, rows)) * self.n
+        return self._with_factor(self._points, squares)
+
+    def iterative(self, rank: int) -> int:
+        """With conjugate gradients, by a preconditioner of that rank."""
+        size, rank = self.dtype.itemsize, min(rank, self.n)
+        strips = 2 + 2 * min(1, _CHUNK / self.n)  # columns, and some rows, twice
+        # sides in float64, and in float32 if the data are; what a product makes of them
+        solved = self._table * (8 * (3 + strips) + (2 * size if size < 8 else 0))
+        solved += self.base + iterative_bytes(self.n, self.k, rank)
+        learned = self._table * (self._points - 1 + strips) + self._sums
+        learned = self.base + size * learned
+        if self._pairs_pay:
+            learned = min(learned, self.by_pairs(self.n))
+        return int(max(solved, learned))
+
+    def _with_factor(self, points: int, sums: float) -> int:
+        """With a factor, copies of the points, and entries of sums of gradients."""
+        main = direct_bytes(self.n, dtype=self.dtype, device=self.device)
+        if isinstance(self.kernel, ProductLaplace):
+            main += 8 * tile_bytes(self.n, self.dtype, self.device)
+        entries = points * self._table + sums
+        return self.base + main + int(self.dtype.itemsize * entries)
+
+    @property
+    def _points(self) -> int:
+        """Tables of sides, while they are made; of points through a full metric."""
+        return 3 if self.diagonal else 6
+
+    @property
+    def _table(self) -> int:
+        return self.n * (self.d + 2)
+
+    @cached_property
+    def _pairs_pay(self) -> bool:
+        """Whether gradients are best summed by pairs, which takes squares of d, too."""
+        shape = self.n, self.n, self.k, self.d
+        fits = not self.diagonal or self.d <= self.n
+        return fits and cheaper_form(shape, self.kernel, self.dtype) == "pairs"
+
+    @property
+    def _tables(self) -> int:
+        """Entries of a table of gradients, of as many outputs as leave it small."""
+        each = self.n * (self.d + 1)
+        return min(self.k, max((1 << 24) // each, 1)) * each
+
+    @property
+    def _sums(self) -> float:
+        """What is made of it by products with slopes that were not kept."""
+        return self._tables * (3 + 5 * min(_CHUNK / self.n, 1))
+
+
 def direct_bytes(n: int, *, dtype: torch.dtype, device: torch.device) -> int:
-    """Bytes of a direct solve: the triangle, and the tiles that fill it."""
+    """Bytes of a factor: the triangle, tiles that fill it, strips in LAPACK, BLAS."""
+    aside = strip_bytes(n, dtype, device)
+    if dtype == torch.float64:
+        aside *= 5  # two panels, as measured
+    tiles = 2 * tile_bytes(n, dtype, device)
+    return triangle_bytes(n, dtype, device) + tiles + aside
+
+
+def tile_bytes(n: int, dtype: torch.dtype, device: torch.device) -> int:
+    """Bytes of a tile of an ``(n, n)`` matrix."""
     height, width = tile_shape(device)
-    tile = min(n, height) * min(n, width) * dtype.itemsize
-    return triangle_bytes(n, dtype, device) + 2 * tile
+    return min(n, height) * min(n, width) * dtype.itemsize
 
 
-def iterative_bytes(n: int, k: int, rank: int, *, dtype: torch.dtype) -> int:
-    """Bytes of conjugate gradients, in float64: the preconditioner and six vectors."""
-    return (n * rank + 3 * rank * rank + 7 * n * k) * 8
+def iterative_bytes(n: int, k: int, rank: int) -> int:
+    """Bytes of a preconditioner, while it is made, and of the vectors; in float64."""
+    columns = max(k, FEWEST_COLUMNS) + 2
+    return ((n + 2 * rank + min(n, 512)) * rank + VECTORS * n * columns) * 8
 
 
 def estimate_memory(
@@ -61,68 +202,62 @@ def estimate_memory(
     solver: str = "cholesky",
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    rank: int = 1000,
+    rank: int | None = None,
     diagonal: bool = False,
+    kernel: str = "laplace",
 ) -> int:
     """Return the bytes that a fit will need above its data, at its peak.
 
-    The solver's memory, copies of the data (centred, and as both sides of the kernel's
-    tiles) and of the targets, metrics, and the tables with which gradients are summed.
-    A fall-back to float64, taken only where float32 fails, doubles the solver's part.
-    Up to 8192 rows with numba, and 1536 without, a processor keeps slopes beside kernel
-    values, where the limit allows: a second triangle, of at most 0.3 GB, or squares of
-    38 MB together. What is told here is the triangle, without which nothing goes.
+    The solver's memory, copies of the data (in float64, centred, and as both sides of
+    the kernel's tiles) and of the targets, metrics, and the tables with which gradients
+    are summed. A ``memory_limit`` of that many bytes is enough, and kept.
+
+    Without a limit more may be taken, where it is free. Up to 8192 rows with numba, and
+    1536 without, a processor keeps slopes beside kernel values: a second triangle, of
+    at most 0.3 GB, or squares of 38 MB together. A fall-back to float64, taken only
+    where float32 fails, doubles everything.
 
     Parameters
     ----------
     n, d, k : int
         Rows, columns and outputs.
     solver : {"cholesky", "cg"}
-    rank : int
-        Points of the preconditioner of "cg".
+    rank : int, optional
+        Points of the preconditioner of "cg"; by default 2000. Where memory is short it
+        makes do with fewer.
     diagonal : bool, default=False
         Whether the metric is diagonal, which spares squares of d.
+    kernel : {"laplace", "gaussian", "product_laplace"}
+        The last takes roots of full metrics, by more squares of d.
 
     Raises
     ------
     TypeError
         If a count is no integer, or the dtype none of torch.
     ValueError
-        If a count is not positive, or the solver or the device is not known.
+        If a count is not positive, or the solver, the kernel or the device is not
+        known.
 
     Examples
     --------
     >>> round(estimate_memory(16000, 20, 2) / 1e6)  # MB: half of a square in float32
     538
     """
+    callee = "estimate_memory"
+    known = solver in ("cholesky", "cg")
+    require(known, callee, "solver", '"cholesky" or "cg"', repr(solver))
+    names = ", ".join(map(repr, KERNELS))
+    require(kernel in KERNELS, callee, "kernel", f"one of {names}", repr(kernel))
+    n, d, k, rank = _counts(n, d, k, LARGEST_RANK if rank is None else rank)
     require(
-        solver in ("cholesky", "cg"),
-        "estimate_memory",
-        "solver",
-        '"cholesky" or "cg"',
-        repr(solver),
+        min(n, d, k, rank) > 0, callee, "n, d, k, rank", "positive", (n, d, k, rank)
     )
-    n, d, k, rank = _counts(n, d, k, rank)
-    require(min(n, d, k) > 0, "estimate_memory", "n, d, k", "positive", (n, d, k))
-    require_kind(
-        isinstance(dtype, torch.dtype),
-        "estimate_memory",
-        "dtype",
-        "a torch.dtype",
-        dtype,
+    kind = isinstance(dtype, torch.dtype)
+    require_kind(kind, callee, "dtype", "a torch.dtype", dtype)
+    needs = Needs(
+        n, d, k, dtype, _device(device), KERNELS[kernel](), diagonal=bool(diagonal)
     )
-    device = _device(device)
-    # the data centred and as both sides; a metric, its update and what makes it
-    data = (3 * n * (d + 2) + 5 * (d if diagonal else d * d)) * dtype.itemsize
-    # targets centred, scaled, behind the matrix, solved for, and as they are kept
-    data += 10 * n * k * dtype.itemsize
-    products = n * k * (d + 1)
-    table = (min(products, 1 << 24) + 2 * min(products, n * n // 16)) * dtype.itemsize
-    if solver == "cg":
-        main = iterative_bytes(n, k, min(rank, n), dtype=dtype)
-    else:
-        main = direct_bytes(n, dtype=dtype, device=device)
-    return main + data + table
+    return needs.iterative(rank) if solver == "cg" else needs.direct
 
 
 def _counts(*given: Any) -> tuple[int, ...]:

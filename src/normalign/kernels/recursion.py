@@ -30,12 +30,12 @@ from normalign.kernels.arguments import require_points, require_table
 from normalign.kernels.distances import median_distance
 from normalign.kernels.functions import Kernel
 from normalign.kernels.machine import Machine
-from normalign.kernels.memory import available_bytes
+from normalign.kernels.memory import Needs, available_bytes
 from normalign.kernels.metric import learned
 from normalign.kernels.precision import full_precision
 from normalign.kernels.sampling import sampled_rows, seeded
 from normalign.kernels.sides import middle
-from normalign.kernels.solve import solve, solve_last
+from normalign.kernels.solve import fits_in_double, solve, solve_last
 from normalign.kernels.system import Solution, Solved, Solver, System
 
 __all__ = ["Iteration", "iterate", "recursions"]
@@ -48,8 +48,9 @@ _SMALL_SQUARE = 1 << 20  # entries about which nobody is asked
 class Iteration:
     """One pass of Algorithm 1: the machine, and how it was solved.
 
-    ``left_out`` works until the next iteration is asked for, which overwrites the
-    factor that it needs.
+    ``left_out`` and ``room`` work until the next iteration is asked for, which takes
+    the memory of the factor that they need; from then on they raise a
+    ``RuntimeError``.
     """
 
     index: int
@@ -255,10 +256,13 @@ def iterate(  # noqa: PLR0913, as above
         yield iteration
         spare = solution.spare  # its memory serves the next iteration
         if learns:
+            solution.forget()
             with full_precision(x.device):
                 chosen = _sampled(len(x), agop_samples, resampled, generator)
                 metric = _next_metric(iteration, rows, chosen, slopes, solver)
+            system.release()  # who keeps the iteration keeps no tables of it
             if metric.dtype != rows.x.dtype:
+                spare.release()
                 rows, spare = rows.double(), None
 
 
@@ -342,14 +346,15 @@ def _next_metric(
     """What a machine learns; in float64, if squares of its gradients need that range.
 
     The metric that it has, if there is nothing to learn: all coefficients are zero, or
-    gradients vanish beside them.
+    gradients vanish beside them, or have no squares in what memory allows.
     """
     machine, found = iteration.machine, None
     if chosen is None and slopes:
         found = iteration._solution.next_metric(rows.weights)
     if found is None:
         found = _average(machine, iteration._system, rows.weights, chosen, solver)
-    if found is None and machine.dtype != torch.float64 and bool(machine.coef.any()):
+    single = machine.dtype != torch.float64 and bool(machine.coef.any())
+    if found is None and single and fits_in_double(iteration._system, rows.y, solver):
         fine = machine.to(dtype=torch.float64)
         weights = rows.double().weights
         system = iteration._system.to(torch.float64)
@@ -360,7 +365,8 @@ def _next_metric(
 def _slopes_pay(rows: _Rows, kernel: Kernel, agop_samples: int) -> bool:
     """Whether the update will want every slope between two rows, and no more."""
     n, d = rows.points.shape
-    form = cheaper_form(rows.targets, n, d, kernel)
+    k, dtype = rows.targets.shape[1], rows.targets.dtype
+    form = cheaper_form((n, n, k, d), kernel, dtype)
     return n <= agop_samples and form == "gradients"
 
 
@@ -392,12 +398,14 @@ def _average(
         rows, own = rows[places], own[places]
         share = counts.to(rows.dtype)
         share = share if weights is None else share * weights[places]
-    (n, d), m = rows.shape, len(machine.coef)
-    form = cheaper_form(machine.coef, n, d, machine.kernel)
+    (n, d), (m, k) = rows.shape, machine.coef.shape
+    form = cheaper_form((n, m, k, d), machine.kernel, machine.dtype)
+    if machine.metric.ndim == 1 and d > m:
+        form = "gradients"  # pairs would make a square of d for its diagonal
     if form == "pairs" and n * m > _SMALL_SQUARE:
         # It wants a square beside the solver's triangle.
         allowed = solver.memory_limit or available_bytes(rows.device)
-        fits = 4 * n * m * rows.dtype.itemsize <= allowed
+        fits = Needs.of(system, k).by_pairs(n) <= allowed
         form = "pairs" if fits else "gradients"
     update = centred_agop(
         rows, system.points, machine.coef, machine.kernel, (own, system.sides),

@@ -7,14 +7,15 @@ memory that is allowed (:mod:`normalign.kernels.iterative`).
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from normalign._checks import complaint
 from normalign.kernels.direct import compiled_room, last_directly, solve_directly
-from normalign.kernels.memory import UNASKED, available_bytes, direct_bytes
-from normalign.kernels.system import Solution, Solver, System
+from normalign.kernels.memory import UNASKED, Needs, available_bytes
+from normalign.kernels.system import Solution, Solver, Spare, System
 
-__all__ = ["solve", "solve_last"]
+__all__ = ["fits_in_double", "solve", "solve_last"]
 
 # Operations of a recursion in one go, which nobody can interrupt: a fraction of a
 # second.
@@ -26,7 +27,7 @@ def solve(
     y: Tensor,
     solver: Solver,
     *,
-    spare: object = None,
+    spare: Spare | None = None,
     slopes: bool = False,
 ) -> Solution:
     """Solve a machine's system for all its outputs.
@@ -36,7 +37,7 @@ def solve(
     system : System
     y : Tensor of shape (n, k)
     solver : Solver
-    spare : object, optional
+    spare : Spare, optional
         Memory of an earlier solve of the same points, to be overwritten.
     slopes : bool, default=False
         ``next_metric`` will be asked for: a direct solver makes the kernel's slopes
@@ -45,10 +46,9 @@ def solve(
     Raises
     ------
     ValueError
-        If "cholesky" was asked for and its triangle does not fit the memory limit.
+        If "cholesky" was asked for and its machine does not fit the memory limit.
     """
-    n, dtype, device = len(system.points), system.points.dtype, system.points.device
-    needed = direct_bytes(n, dtype=dtype, device=device)
+    n, needed = len(system.points), Needs.of(system, y.shape[1]).direct
     limit = solver.memory_limit or _unasked_limit(system, needed, spare)
     if solver.name == "cg" or (solver.name == "auto" and needed > limit):
         from normalign.kernels.iterative import solve_iteratively
@@ -59,7 +59,7 @@ def solve(
             complaint(
                 solver.callee,
                 "memory_limit",
-                f"at least {needed / 1e6:.0f} MB for a Cholesky factor of {n} rows",
+                f"at least {needed / 1e6:.0f} MB to fit {n} rows by a Cholesky factor",
                 f"{limit / 1e6:.0f} MB",
                 'Set max_leaf_size to fit the rows in parts, or solver="cg" to keep '
                 "no matrix, or raise memory_limit.",
@@ -94,13 +94,20 @@ def solve_last(
     return last_directly(system, y, room, n_iter=n_iter, weights=weights)
 
 
-def _unasked_limit(system: System, needed: int, spare: object) -> int:
+def fits_in_double(system: System, y: Tensor, solver: Solver) -> bool:
+    """Whether a system could be solved in float64, too."""
+    needs = Needs.of(system, y.shape[1], torch.float64)
+    least = needs.direct if solver.name == "cholesky" else needs.iterative(1)
+    return least <= (solver.memory_limit or available_bytes(system.points.device))
+
+
+def _unasked_limit(system: System, needed: int, spare: Spare | None) -> int:
     """What may be used where no limit was given: what is free, or is held already."""
     points, wished = system.points, needed
     if points.device.type == "cpu":
         # for compiled code: matrix and slopes, metrics, what gradients are made of
         n, d = points.shape
-        wished = max(needed, (3 * n * n + 4 * d * d) * points.dtype.itemsize)
+        wished = needed + (2 * n * n + 4 * d * d) * points.dtype.itemsize
     if wished < UNASKED:
         return UNASKED
     return available_bytes(points.device) + (0 if spare is None else needed)

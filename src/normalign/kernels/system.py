@@ -20,7 +20,20 @@ from normalign._checks import require
 from normalign.kernels.functions import Kernel
 from normalign.kernels.sides import Sides
 
-__all__ = ["Solution", "Solved", "Solver", "System", "mean_squares"]
+__all__ = [
+    "OVERWRITTEN",
+    "Solution",
+    "Solved",
+    "Solver",
+    "Spare",
+    "System",
+]
+
+# What a solution says whose inverse is asked for too late.
+OVERWRITTEN = (
+    "left_out and room work until the next iteration is asked for, whose solve takes "
+    "the memory of the factor that they need. Ask before, or keep what they return."
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,10 @@ class System:
     def sides(self) -> Sides:
         """Its points as both sides of the kernel's tiles."""
         return self.kernel.sides(self.points, self.metric)
+
+    def release(self) -> None:
+        """Let go of the sides; who asks for them again has them made again."""
+        vars(self).pop("sides", None)
 
 
 @dataclass(frozen=True)
@@ -117,14 +134,12 @@ class Solved:
     caution: str = ""
 
 
-def mean_squares(y: Tensor, ridges: Tensor) -> Tensor:
-    """Mean square of each target, rows counting as their ridges say; never zero.
+class Spare(Protocol):
+    """Memory of a solve that the next one may overwrite."""
 
-    In float64, for squares of large and small targets.
-    """
-    share = (ridges.min() / ridges).double()
-    squares = (share @ y.double().square()) / share.sum()
-    return squares.clamp(min=torch.finfo(torch.float64).tiny)
+    def release(self) -> None:
+        """Let go of it, whoever still refers to this object."""
+        ...
 
 
 class Solution(Protocol):
@@ -132,7 +147,11 @@ class Solution(Protocol):
 
     coef: Tensor
     solved: Solved
-    spare: object  # memory that the next solve may overwrite
+    spare: Spare
+
+    def forget(self) -> None:
+        """Take no more questions about the inverse: its memory is needed."""
+        ...
 
     def inverse_diagonal(self, rows: Tensor) -> Tensor:
         """Entries of the diagonal of the inverse."""

@@ -28,7 +28,7 @@ from normalign.kernels.blocks import Beside, Inverted, factorise_and_invert_
 from normalign.kernels.cuda import kernels_for
 from normalign.kernels.precision import Factor, multiply_, subtract_own_products_
 
-__all__ = ["Triangle", "is_small", "triangle_bytes"]
+__all__ = ["Triangle", "is_small", "strip_bytes", "triangle_bytes"]
 
 # LAPACK takes four times longer for 128 rows than for 96.
 _CPU_WIDTH, _CPU_STRIP = 256, 96
@@ -59,6 +59,11 @@ def triangle_bytes(n: int, dtype: torch.dtype, device: torch.device) -> int:
     width, _ = _widths(device)
     entries = sum((n - start) * min(width, n - start) for start in range(0, n, width))
     return entries * dtype.itemsize
+
+
+def strip_bytes(n: int, dtype: torch.dtype, device: torch.device) -> int:
+    """Bytes of what is factorised at once, and of what is below it."""
+    return n * min(_widths(device)[1], n) * dtype.itemsize
 
 
 def is_small(n: int, device: torch.device) -> bool:
@@ -114,6 +119,11 @@ class Triangle:
 
     def __len__(self) -> int:
         return self.edges[-1]
+
+    def release(self) -> None:
+        """Let go of all entries."""
+        self.panels, self.slopes = [], None
+        self._inverses.clear()
 
     def diagonal(self) -> Tensor:
         """The diagonal."""

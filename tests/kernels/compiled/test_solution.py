@@ -9,7 +9,7 @@ from normalign.kernels import Gaussian, Laplace, Solver, direct, recursions
 from normalign.kernels.compiled import layout, solution
 from normalign.kernels.compiled.solution import CompiledSolution
 from normalign.kernels.direct import DirectSolution
-from normalign.kernels.memory import direct_bytes
+from normalign.kernels.memory import Needs
 from normalign.kernels.solve import solve
 from tests.kernels.cases import DOUBLE, dense, metric, points, system
 
@@ -207,25 +207,22 @@ def test_a_factor_may_take_many_calls(monkeypatch):
 def test_a_limit_of_memory_is_kept_to_with_slopes_without_them_or_by_panels():
     single = {"dtype": torch.float32}
     x, y = points(2500, 3, **single), points(2500, 1, seed=1, **single)
-    roomy = layout.layout_of(2500, 3, 1, 4).bytes(full=True, slopes=True)
-    tight = direct_bytes(2500, dtype=torch.float32, device=x.device)
+    needs = Needs(2500, 3, 1, x.dtype, x.device, Laplace(2.0), diagonal=False)
+    slopes = layout.layout_of(2500, 3, 1, 4).bytes(full=True, slopes=True)
+    roomy, tight = needs.base + slopes, needs.direct
     settings = {"ridge": 1.0, "n_iter": 1}
     for limit, kept in ((roomy, True), (roomy - 1, False), (tight, False)):
         solver = Solver("cholesky", memory_limit=limit)
         found, _ = made(x, y, Laplace(2.0), torch.eye(3), solver=solver, **settings)
         assert isinstance(found._solution, CompiledSolution)
         assert slopes_kept(found) == kept
-    x = points(2500, 900, **single)  # there is room for the matrix and not for these
-    solver = Solver("cholesky", memory_limit=tight)
-    (found,) = made(x, y, Laplace(2.0), torch.eye(900), n_iter=0, solver=solver)
-    assert isinstance(found._solution, DirectSolution)
 
 
 def test_a_wide_table_has_room_for_its_metric_only_if_that_is_full():
     x, y = points(30, 900), points(30, 1, seed=1)
-    settings = {"n_iter": 1, "solver": Solver("cholesky", memory_limit=2_000_000)}
-    first, *_ = made(x, y, Laplace(2.0), metric("full", 900), **settings)
-    assert isinstance(first._solution, DirectSolution)
+    settings = {"n_iter": 1, "solver": Solver("cholesky", memory_limit=4_000_000)}
+    with pytest.raises(ValueError, match=r"least 4. MB to fit 30 rows by a Cholesky"):
+        made(x, y, Laplace(2.0), metric("full", 900), **settings)
     first, *_ = made(x, y, Laplace(2.0), metric("diagonal", 900), **settings)
     assert isinstance(first._solution, CompiledSolution)
 

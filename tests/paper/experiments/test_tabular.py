@@ -273,7 +273,7 @@ def test_released_numbers_are_those_of_the_machine_and_attacks_that_it_names(
             ("normal_alignment", float(alignment)),
         ):  # fmt: skip
             # Results have six digits.
-            assert fold[name] == pytest.approx(expected, rel=2e-6)
+            assert fold[name] == pytest.approx(expected, abs=1e-6)
     # As released, a row that is wrong may end up right, and then counts as right.
     assert turned_right > 0
 

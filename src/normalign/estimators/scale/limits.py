@@ -43,6 +43,7 @@ def require_memory(
     callee: str,
     problem: Problem,
     *,
+    kernel: str,
     solver: str,
     limit: int | None,
     most: int | None,
@@ -53,6 +54,7 @@ def require_memory(
 
     Parameters
     ----------
+    kernel : str
     solver : {"auto", "cholesky", "cg"}
         "auto" needs what its last resort needs.
     limit : int, optional
@@ -74,7 +76,7 @@ def require_memory(
     name = "cholesky" if solver == "cholesky" else "cg"
     needed = estimate_memory(
         rows, d, problem.k, solver=name, dtype=problem.dtype, device=problem.device,
-        rank=1, diagonal=diagonal,
+        rank=1, diagonal=diagonal, kernel=kernel,
     )  # fmt: skip
     if limit is None and needed <= UNASKED:
         return

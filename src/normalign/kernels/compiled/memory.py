@@ -43,7 +43,8 @@ class Memory:
     """
 
     def __init__(self, points: Tensor, k: int, members: int, keeps: bool) -> None:
-        self._source, table = points, points.detach().numpy()
+        self._source: Tensor | None = points
+        table = points.detach().numpy()
         (n, d), dtype = table.shape, table.dtype
         self.layout = layout = layout_of(n, d, k, dtype.itemsize)
         self.members, self.starts, self.dtype = members, layout.starts, dtype
@@ -53,9 +54,10 @@ class Memory:
         self.points = in_strips(turned, layout.width)
         self.images = np.empty(layout.height * layout.span, dtype)
         entries = int(self.starts[-1])
-        self._buffer = _taken((1 + keeps) * entries, dtype)
-        self.square = self._buffer[:entries]
-        self.slopes = self._buffer[entries : (1 + keeps) * entries]
+        buffer = _taken((1 + keeps) * entries, dtype)
+        self._buffer: np.ndarray | None = buffer
+        self.square = buffer[:entries]
+        self.slopes = buffer[entries : (1 + keeps) * entries]
         self.aside = np.empty(rows_at_once(n) ** 2, dtype)
         self._sums: tuple[np.ndarray, ...] | None = None
 
@@ -68,6 +70,11 @@ class Memory:
     def holds(self, points: Tensor, k: int) -> bool:
         """Whether this is the memory of these points and as many outputs."""
         return points is self._source and k == self.layout.k
+
+    def release(self) -> None:
+        """Let go of all arrays, and keep none for another machine."""
+        self._source = self._buffer = self._sums = None
+        self.points = self.images = self.square = self.slopes = np.empty(0, self.dtype)
 
     def sums(self, full: bool) -> tuple[np.ndarray, ...]:
         """What gradients are made of: points, table, sums, gradients, and their total.

@@ -19,14 +19,15 @@ from normalign.kernels.compiled.learning import is_usable, learn, learn_phases
 from normalign.kernels.compiled.machine import recur, solve, solve_phases
 from normalign.kernels.compiled.memory import Memory
 from normalign.kernels.compiled.team import team_size, together
+from normalign.kernels.digits import mean_squares
 from normalign.kernels.functions import Kernel
-from normalign.kernels.system import Solved, mean_squares
+from normalign.kernels.system import OVERWRITTEN, Solved, Spare
 
 __all__ = ["CompiledSolution", "Problem", "last_of", "solved"]
 
 # Operations of one call, which nobody can interrupt: a fraction of a second.
 _AT_ONCE = 4e10
-_ASIDE = 1 << 26  # bytes of columns that are solved for at a time
+_ASIDE = 1 << 22  # bytes of columns that are solved for at a time
 
 
 def _array(tensor: Tensor) -> np.ndarray:
@@ -45,18 +46,21 @@ class Problem:
     metric : Tensor of shape (d, d) or (d,), optional
     keeps : bool, default=True
         Whether slopes may have memory beside the matrix.
-    spare : object
-        Overwritten, if it is the memory of an earlier problem with these points.
+    spare : Spare, optional
+        Overwritten, if it is the memory of an earlier problem with these points, and
+        let go if not.
     """
 
     def __init__(
         self, points: Tensor, kernel: Kernel, metric: Tensor | None, ridges: Tensor,
-        y: Tensor, *, keeps: bool = True, spare: object = None,
+        y: Tensor, *, keeps: bool = True, spare: Spare | None = None,
     ) -> None:  # fmt: skip
         (n, self.d), self.k = points.shape, y.shape[1]
         if isinstance(spare, Memory) and spare.holds(points, self.k):
             self.memory = spare
         else:
+            if spare is not None:
+                spare.release()
             self.memory = Memory(points, self.k, team_size(n), keeps)
         self.dtype = self.memory.dtype
         self.kernel, self.profile = kernel, profile_of(kernel)
@@ -108,9 +112,14 @@ class CompiledSolution:
     def __init__(self, problem: Problem, answers: np.ndarray, pivot: float) -> None:
         self.coef = torch.from_numpy(problem.memory.coef(answers))
         self.solved = Solved("cholesky", self.coef.dtype)
-        self.spare: object = problem.memory
+        self.spare: Spare = problem.memory
         self.pivot = pivot
         self._problem, self._answers = problem, answers
+        self._forgotten = False
+
+    def forget(self) -> None:
+        """Take no more questions about the inverse."""
+        self._forgotten = True
 
     def next_metric(self, weights: Tensor | None) -> Tensor | None:
         """The metric that the machine learns; the present one, if that is nothing.
@@ -140,6 +149,8 @@ class CompiledSolution:
         Sums of squares of the columns of :math:`U^{-\top}`, which are zero above
         their row: so those of neighbouring rows are made together.
         """
+        if self._forgotten:
+            raise RuntimeError(OVERWRITTEN)
         memory, layout = self._problem.memory, self._problem.memory.layout
         order = np.argsort(rows.numpy())
         ordered = rows.numpy()[order]
