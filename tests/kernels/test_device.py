@@ -238,30 +238,49 @@ def test_a_program_that_allows_tf32_gets_the_same_machine_and_keeps_its_setting(
         torch.backends.cuda.matmul.fp32_precision = before
 
 
-@pytest.mark.parametrize("offset", [0, 1, 2])
-@pytest.mark.parametrize("count", [1, 3, 4, 1023, 100_003])
-def test_values_and_slopes_in_one_pass_are_those_of_many(count, offset):
-    kernels = kernels_for(torch.empty(0, device="cuda"))
+def in_one_pass(squared):
+    """Laplace values and slopes of numbers that belong to no near points."""
+    kernels = kernels_for(squared)
     assert kernels is not None
-    squares = points(count + offset, 1, dtype=torch.float32)[:, 0].square() - 0.5
-    squares[-1:] = 0.0
-    squares = squares.cuda()[offset:]  # at an address that is not a multiple of 16
-    root = squares.clamp(min=0).sqrt()
-    values = kernels.laplace_values_(squares.clone() if not offset else squares)
+    rows, columns = (torch.ones(count, 3).cuda() for count in squared.shape)
+    settings = (rows, rows), (columns, columns), 0.0
+    values = kernels.laplace_values_(squared.clone(), *settings)
+    return values, kernels.laplace_slopes_(squared.clone(), *settings)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (3, 5), (8, 512), (9, 513), (64, 1), (1, 100_003)]
+)
+def test_values_and_slopes_in_one_pass_are_those_of_many(shape):
+    squares = points(*shape, dtype=torch.float32).square().cuda()
+    root = squares.sqrt()
+    values, slopes = in_one_pass(squares)
     torch.testing.assert_close(values, torch.exp(-root), rtol=1e-6, atol=0)
-    again = root.square()
-    slopes = kernels.laplace_slopes_(again.clone())
-    wanted = torch.where(root > 0, torch.exp(-root) / root, 0.0)
-    torch.testing.assert_close(slopes, wanted, rtol=2e-6, atol=0)
+    torch.testing.assert_close(slopes, torch.exp(-root) / root, rtol=2e-6, atol=0)
 
 
 def test_what_is_no_number_stays_none_in_one_pass():
-    kernels = kernels_for(torch.empty(0, device="cuda"))
-    odd = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0], device="cuda")
-    values, slopes = kernels.laplace_values_(odd.clone()), kernels.laplace_slopes_(odd)
+    odd = torch.tensor([[torch.nan, torch.inf, -torch.inf, 0.0]], device="cuda")
+    values, slopes = (found[0] for found in in_one_pass(odd))
     assert values.isnan().tolist() == slopes.isnan().tolist() == [True] + [False] * 3
     assert values[1:].tolist() == [0.0, 1.0, 1.0]
     assert slopes[1:].tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_near_points_of_a_device_are_as_far_apart_as_on_a_processor(dtype):
+    x = points(40, 6, dtype=dtype)
+    step = 1e-3 if dtype == torch.float32 else 1e-6
+    x[20:] = x[:20] + step * points(20, 6, seed=1, dtype=dtype)
+    seen = metric("full", 6).to(dtype)
+    for kernel in KERNELS[:2]:
+        wanted = kernel.sides(x, seen)
+        found = kernel.sides(x.cuda(), seen.cuda())
+        far, near = (
+            kernel.distances_(sides, sides, sides.left.new_empty(40, 40))
+            for sides in (wanted, found)
+        )
+        torch.testing.assert_close(near.cpu(), far, rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("exponent", [1.0, 0.7])

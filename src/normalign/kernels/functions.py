@@ -19,7 +19,7 @@ from torch import Tensor
 from normalign._checks import require, require_kind
 from normalign.kernels.cuda import Kernels, kernels_for
 from normalign.kernels.metric import metric_root, through_metric
-from normalign.kernels.sides import Sides, mend_near_
+from normalign.kernels.sides import NEAR, Sides, mend_near_
 
 __all__ = [
     "KERNELS",
@@ -183,7 +183,9 @@ class Laplace(Radial):
         kernels = self._kernels(out)
         if kernels is None:
             return super().values_(rows, columns, out)
-        return kernels.laplace_values_(self._squared_(rows, columns, out))
+        squared = torch.mm(rows.left, columns.right.T, out=out)
+        share = NEAR[out.dtype]
+        return kernels.laplace_values_(squared, rows.both, columns.both, share)
 
     def slopes_(
         self, rows: Sides, columns: Sides, out: Tensor, scratch: Tensor
@@ -192,7 +194,9 @@ class Laplace(Radial):
         kernels = self._kernels(out)
         if kernels is None:
             return super().slopes_(rows, columns, out, scratch)
-        return kernels.laplace_slopes_(self._squared_(rows, columns, out))
+        squared = torch.mm(rows.left, columns.right.T, out=out)
+        share = NEAR[out.dtype]
+        return kernels.laplace_slopes_(squared, rows.both, columns.both, share)
 
     def _kernels(self, out: Tensor) -> Kernels | None:
         return kernels_for(out) if self.exponent == 1 and out.is_contiguous() else None

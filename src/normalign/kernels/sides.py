@@ -51,6 +51,11 @@ class Sides:
         return len(self.left)
 
     @property
+    def both(self) -> tuple[Tensor, Tensor]:
+        """The two tables."""
+        return self.left, self.right
+
+    @property
     def device(self) -> torch.device:
         """Where the points are."""
         return self.left.device
@@ -76,8 +81,7 @@ def mend_near_(squared: Tensor, rows: Sides, columns: Sides) -> Tensor:
     share, d = NEAR[squared.dtype], rows.left.shape[1] - 2
     kernels = kernels_for(squared)
     if kernels is not None and squared.stride(1) == 1:
-        own, other = (rows.left, rows.right), (columns.left, columns.right)
-        return kernels.mend_near_(squared, own, other, share)
+        return kernels.mend_near_(squared, rows.both, columns.both, share)
     own, others = rows.left[:, d], columns.right[:, d + 1]
     cpu = squared.device.type == "cpu"
     # A processor may stay near what it has just written; a device must not be asked.

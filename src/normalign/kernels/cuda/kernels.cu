@@ -822,24 +822,56 @@ cut_into_tf32(const float* from, float* to, int rows, int width, int pitch) {
 
 // --- kernel values and slopes -----------------------------------------------------
 
-// Overwrite squared distances by what a function of one of them gives.
+// Squared distances as they came out of a product of both sides of some points. Of
+// every point there are its image times -2, its square and a one, and itself, a one and
+// its square.
+struct Distances {
+  float* squared;
+  const float *own_left, *own_right, *other_left, *other_right;
+  int rows, columns, width, pitch, own_pitch, other_pitch;
+  float share;
+};
+
+// Overwrite them by what a function of one of them gives. Of points that are near each
+// other no digits are left of the product: there it is computed from differences.
+// Several rows for each block, so that a column's square is read once for all of them.
 template <typename Function>
-__device__ __forceinline__ void map_all(float* at, size_t count, Function function) {
-  const size_t first = (size_t)blockIdx.x * THREADS + threadIdx.x;
-  const size_t step = (size_t)gridDim.x * THREADS;
-  size_t done = 0;
-  if ((reinterpret_cast<size_t>(at) & 15) == 0) {
-    float4* fours = reinterpret_cast<float4*>(at);
-    for (size_t i = first; i < count / 4; i += step) {
-      float4 v = fours[i];
-      v.x = function(v.x), v.y = function(v.y);
-      v.z = function(v.z), v.w = function(v.w);
-      fours[i] = v;
+__device__ __forceinline__ void map_all(Distances of, Function function) {
+  constexpr int ROWS = 8;
+  const int width = of.width;
+  for (int first = blockIdx.x * ROWS; first < of.rows; first += gridDim.x * ROWS) {
+    const float* images = of.own_left + (size_t)first * of.own_pitch;
+    const float* points = of.own_right + (size_t)first * of.own_pitch;
+    const int count = min(ROWS, of.rows - first);
+    for (int j = threadIdx.x; j < of.columns; j += THREADS) {
+      const float* center = of.other_right + (size_t)j * of.other_pitch;
+      const float square = center[width + 1];
+      float* at = of.squared + (size_t)first * of.pitch + j;
+      float values[ROWS];
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r)
+        if (r < count) values[r] = at[(size_t)r * of.pitch];
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) {
+        if (r >= count) break;
+        const float* image = images + (size_t)r * of.own_pitch;
+        if (values[r] <= of.share * (image[width] + square)) {
+          const float* point = points + (size_t)r * of.own_pitch;
+          const float* seen = of.other_left + (size_t)j * of.other_pitch;
+          float sum = 0;
+          for (int p = 0; p < width; ++p)
+            sum = fmaf(point[p] - center[p], seen[p] - image[p], sum);
+          values[r] = 0.5f * sum;
+        }
+        at[(size_t)r * of.pitch] = function(values[r]);
+      }
     }
-    done = count / 4 * 4;
   }
-  for (size_t i = done + first; i < count; i += step) at[i] = function(at[i]);
 }
+
+struct Same {
+  __device__ float operator()(float u) const { return u; }
+};
 
 // Below zero is rounding; NaN stays what it is.
 struct Value {
@@ -853,35 +885,14 @@ struct Slope {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-laplace_values(float* at, size_t count) {
-  map_all(at, count, Value());
+extern "C" __global__ void __launch_bounds__(THREADS) mend_near(Distances of) {
+  map_all(of, Same());
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-laplace_slopes(float* at, size_t count) {
-  map_all(at, count, Slope());
+extern "C" __global__ void __launch_bounds__(THREADS) laplace_values(Distances of) {
+  map_all(of, Value());
 }
 
-// Squared distances of points that are near each other, from differences: of the
-// product of both sides no digits are left. Of every point there are its image times
-// -2, its square and a one, and itself, a one and its square. A row for each block.
-extern "C" __global__ void __launch_bounds__(THREADS)
-mend_near(float* squared, const float* own_left, const float* own_right,
-          const float* other_left, const float* other_right, int rows, int columns,
-          int width, int pitch, int own_pitch, int other_pitch, float share) {
-  for (int i = blockIdx.x; i < rows; i += gridDim.x) {
-    const float* image = own_left + (size_t)i * own_pitch;
-    const float* point = own_right + (size_t)i * own_pitch;
-    float* at = squared + (size_t)i * pitch;
-    for (int j = threadIdx.x; j < columns; j += THREADS) {
-      const float* center = other_right + (size_t)j * other_pitch;
-      if (!(at[j] <= share * (image[width] + center[width + 1]))) continue;
-      const float* seen = other_left + (size_t)j * other_pitch;
-      float sum = 0;
-      for (int p = 0; p < width; ++p)
-        sum = fmaf(point[p] - center[p], seen[p] - image[p], sum);
-      at[j] = 0.5f * sum;
-    }
-  }
+extern "C" __global__ void __launch_bounds__(THREADS) laplace_slopes(Distances of) {
+  map_all(of, Slope());
 }

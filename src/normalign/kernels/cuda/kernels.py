@@ -10,6 +10,7 @@ and goes the way through the library.
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 import threading
 from functools import cache
@@ -22,6 +23,9 @@ from normalign.kernels.cuda.driver import Arguments, current_stream, machine_cod
 
 __all__ = ["HALVES", "Kernels", "kernels_for"]
 
+# Tables of some points that give a tile its rows, and its columns.
+Side = tuple[Tensor, Tensor]
+
 TILE = 128
 # Columns of a matrix cut into half precision, for each column of it.
 HALVES = 5
@@ -32,6 +36,7 @@ _SHARED = {
 }
 # Panels, their width, and outputs up to which a solution has a kernel.
 _MOST_PANELS, _MOST_WIDTH, _MOST_OUTPUTS = 128, 1024, 4
+_ROWS = 8  # of distances, for one block of threads
 _MEMBERS = 64  # blocks of threads that do a diagonal block together, at most
 
 _ABSENT = (OSError, RuntimeError, AttributeError)  # of a library, or of what it has
@@ -69,15 +74,16 @@ def _tried(kernels: Kernels, device: torch.device) -> bool:
     inverse, _, failure = kernels.factorise_and_invert_(block)
     answer = kernels.solve_([block], [inverse.T], torch.ones(256, 1, device=device))
     solved = answer is not None and not failure and bool((answer == 0.25).all())
-    nothing = torch.tensor([0.0, -1.0, 0.0], device=device)
-    values = kernels.laplace_values_(nothing.clone())
-    valued = bool((values - kernels.laplace_slopes_(nothing) == 1).all())
     # two points, at 1 and at 2, whose squared distance came out as nothing
     left = torch.tensor([[-2.0, 1.0, 1.0], [-4.0, 4.0, 1.0]], device=device)
     right = torch.tensor([[1.0, 1.0, 1.0], [2.0, 1.0, 4.0]], device=device)
     one, two = (left[:1], right[:1]), (left[1:], right[1:])
-    near = kernels.mend_near_(torch.zeros(1, 1, device=device), one, two, 0.1)
-    return solved and valued and bool((near == 1).all())
+    nothing, near = torch.zeros(1, 1, device=device), 0.1
+    found = kernels.mend_near_(nothing.clone(), one, two, near)
+    values = kernels.laplace_values_(nothing.clone(), one, two, near)
+    slopes = kernels.laplace_slopes_(nothing.clone(), one, two, near)
+    mended = bool((found == 1).all()) and bool((values == slopes).all())
+    return solved and mended and abs(float(values) - math.exp(-1)) < 1e-6
 
 
 class Kernels:
@@ -260,20 +266,23 @@ class Kernels:
         )  # fmt: skip
         return parts
 
-    def laplace_values_(self, squared: Tensor) -> Tensor:
-        r"""Overwrite squared distances by :math:`e^{-r}`; below zero counts as zero."""
-        return self._mapped_("laplace_values", squared)
+    def laplace_values_(
+        self, squared: Tensor, rows: Side, columns: Side, share: float
+    ) -> Tensor:
+        r"""Overwrite squared distances by :math:`e^{-r}`; below zero counts as zero.
 
-    def laplace_slopes_(self, squared: Tensor) -> Tensor:
-        r"""Overwrite squared distances by :math:`e^{-r} / r`, zero from zero down."""
-        return self._mapped_("laplace_slopes", squared)
+        They and what belongs to them are as :meth:`mend_near_` takes them.
+        """
+        return self._mapped_("laplace_values", squared, rows, columns, share)
+
+    def laplace_slopes_(
+        self, squared: Tensor, rows: Side, columns: Side, share: float
+    ) -> Tensor:
+        r"""Overwrite them by :math:`e^{-r} / r`, zero from zero down."""
+        return self._mapped_("laplace_slopes", squared, rows, columns, share)
 
     def mend_near_(
-        self,
-        squared: Tensor,
-        rows: tuple[Tensor, Tensor],
-        others: tuple[Tensor, Tensor],
-        share: float,
+        self, squared: Tensor, rows: Side, columns: Side, share: float
     ) -> Tensor:
         """Compute squared distances of near points again, in place.
 
@@ -281,38 +290,41 @@ class Kernels:
         ----------
         squared : Tensor of shape (n, m)
             Its rows contiguous.
-        rows, others : tuple of Tensor of shape (n, d + 2) and (m, d + 2)
-            Both sides of the points, see :mod:`normalign.kernels.sides`; contiguous.
+        rows, columns : tuple of Tensor of shape (n, d + 2) and (m, d + 2)
+            Both sides of the points, see :mod:`normalign.kernels.sides`.
         share : float
             Of the squares of two points, below which they are near.
         """
-        (n, m), q = squared.shape, rows[0].shape[1]
+        return self._mapped_("mend_near", squared, rows, columns, share)
+
+    def _mapped_(
+        self, name: str, squared: Tensor, rows: Side, columns: Side, share: float
+    ) -> Tensor:
+        n, m = squared.shape
         self._start(
-            "mend_near", max(min(n, 8192), 1), squared.data_ptr(),
-            *(side.data_ptr() for side in (*rows, *others)), n, m, q - 2,
-            squared.stride(0), rows[0].stride(0), others[0].stride(0), share,
+            name, max(min(n // _ROWS, 4096), 1), squared.data_ptr(),
+            *(side.data_ptr() for side in (*rows, *columns)), n, m,
+            rows[0].shape[1] - 2, squared.stride(0), rows[0].stride(0),
+            columns[0].stride(0), share,
         )  # fmt: skip
         return squared
-
-    def _mapped_(self, name: str, values: Tensor) -> Tensor:
-        count = values.numel()
-        self._start(name, _blocks(count), values.data_ptr(), count)
-        return values
 
 
 _THREADS = 512  # of a block, for every kernel here
 _MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
+# One struct, which ends where a pointer could begin.
+_DISTANCES = "PPPPPiiiiiif4x"
 # How each kernel's arguments lie in memory, as `struct` writes it.
 _LAYOUTS = {
     "factorise_block": "PPPPii",
     "solve_panels": f"{_MOST_PANELS}PPPPPPiii",
     "cut_into_halves": "PPiiif",
     "cut_into_tf32": "PPiii",
-    "laplace_values": "PQ",
-    "laplace_slopes": "PQ",
-    "mend_near": "PPPPPiiiiiif",
+    "laplace_values": _DISTANCES,
+    "laplace_slopes": _DISTANCES,
+    "mend_near": _DISTANCES,
 }
 # Kernels whose blocks wait for each other.
 _TOGETHER = ("factorise_block", "solve_panels")
