@@ -7,9 +7,11 @@ import sys
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from normalign.kernels import estimate_memory
-from normalign.kernels.memory import available_bytes
+from normalign.kernels import KERNELS, estimate_memory
+from normalign.kernels.memory import UNASKED, Needs, available_bytes, is_little
 
 MEASURE = """
 import json, sys, torch
@@ -99,6 +101,18 @@ def test_counts_that_are_no_integers_are_refused(counts):
 def test_devices_that_torch_does_not_know_are_refused(device):
     with pytest.raises(ValueError, match=r"^estimate_memory: device must be .*, got "):
         estimate_memory(10, 2, 1, device=device)
+
+
+@given(
+    st.tuples(st.integers(1, 400), st.integers(1, 400), st.integers(1, 400)),
+    st.sampled_from(["laplace", "gaussian", "product_laplace"]),
+    st.booleans(),
+)
+def test_what_is_little_takes_little(shape, kernel, diagonal):
+    device = torch.device("cpu")
+    needs = Needs(*shape, torch.float64, device, KERNELS[kernel](), diagonal=diagonal)
+    little = max(needs.direct, needs.iterative(1)) < UNASKED
+    assert little or not is_little(*shape)
 
 
 def test_some_memory_is_free():

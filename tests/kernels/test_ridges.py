@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from normalign.kernels import Solver
+from normalign.kernels import Gaussian, Solver, kernel_matrix
 from normalign.kernels.ridges import ridge_path, shared_is_cheaper
 from normalign.kernels.solve import solve
 from normalign.kernels.system import System
@@ -29,12 +29,29 @@ def test_a_path_is_its_ridges_one_by_one(kernel, weighted, name):
         assert solved.solver == ("eigh" if name == "auto" else "cholesky")
 
 
-def test_float32_comes_back_as_float32():
+def test_float32_comes_back_as_float32_unless_it_has_lost_its_digits():
     x = points(20, 3, dtype=torch.float32)
     system = System(x, KERNELS[0], None, torch.ones(20))
     for coef, solved in ridge_path(system, x, RIDGES):
-        assert coef.dtype == torch.float32
-        assert solved.dtype == DOUBLE
+        assert coef.dtype == solved.dtype == torch.float32
+        assert solved.solver == "eigh"
+    smooth = System(1e-3 * x, Gaussian(3.0), None, torch.ones(20))
+    (fine, told), (large, kept), (_, lost) = ridge_path(smooth, x, [1.0, 1e-9, 1e-300])
+    assert fine.dtype == told.dtype == torch.float32
+    assert large.dtype == kept.dtype == DOUBLE
+    exact = kernel_matrix(smooth.points.double(), smooth.points.double(), Gaussian(3.0))
+    assert torch.allclose(exact @ large + 1e-9 * large, x.double(), atol=1e-5)
+    assert lost.jitter > 0
+    assert "not positive definite in float64; added" in lost.caution
+
+
+def test_many_ridges_share_a_decomposition_only_where_it_fits():
+    x, many = points(60, 3), [1.0 + i for i in range(50)]
+    system = System(x, KERNELS[0], None, torch.ones(60).to(x))
+    for limit, name in ((10**6, "eigh"), (10**5, "cg")):
+        solver = Solver("auto", memory_limit=limit)
+        found = list(ridge_path(system, x[:, :1], many, solver=solver))
+        assert {solved.solver for _, solved in found} == {name}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,13 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["LOST_SHARE", "lost_digits", "lost_share", "mean_squares"]
+__all__ = [
+    "LOST_SHARE",
+    "added_jitter",
+    "lost_digits",
+    "lost_share",
+    "mean_squares",
+]
 
 LOST_SHARE = 3e-4  # of the targets; ordinary tables have a tenth of it
 
@@ -46,3 +52,11 @@ def lost_digits(share: float, dtype: torch.dtype) -> str:
     if dtype != torch.float64:
         return told + ", and float64 does not fit memory_limit. Raise that, or ridge."
     return told + ". Raise ridge, or remove near-duplicate rows."
+
+
+def added_jitter(jitter: float, dtype: torch.dtype) -> str:
+    """What a user should know where a matrix was not definite as it is."""
+    return (
+        f"K + ridge is not positive definite in {str(dtype)[6:]}; added {jitter:.1e} "
+        "to its diagonal. Raise ridge, or remove near-duplicate rows."
+    )

@@ -22,7 +22,12 @@ from torch import Tensor
 from normalign._checks import complaint
 from normalign.kernels import compiled
 from normalign.kernels.agop import finished, sum_of_squares, through_full
-from normalign.kernels.digits import LOST_SHARE, lost_digits, lost_share
+from normalign.kernels.digits import (
+    LOST_SHARE,
+    added_jitter,
+    lost_digits,
+    lost_share,
+)
 from normalign.kernels.functions import Kernel, Radial
 from normalign.kernels.gradients import gradients_of_slopes
 from normalign.kernels.memory import Needs
@@ -117,21 +122,25 @@ def _tried(
     return _finished(triangle, y, solved, system)
 
 
-def compiled_room(system: System, k: int, limit: float, *, slopes: bool) -> Room | None:
+def compiled_room(
+    system: System, k: int, limit: int | None, *, slopes: bool
+) -> Room | None:
     """What there is room for, if there is compiled code for a system; None if not.
 
-    ``slopes`` says that there will be a next metric.
+    ``slopes`` says that there will be a next metric; without a ``limit`` there is room.
     """
     points, known = system.points, compiled.profile_of(system.kernel) is not None
     here = points.device.type == "cpu" and compiled.is_available()
     if not (known and here and 0 < k <= len(points)):
         return None
+    keeps = slopes and len(points) <= _KEPT_SLOPES
+    if limit is None:
+        return "slopes" if keeps else "matrix"
     from normalign.kernels.compiled.layout import layout_of
 
     limit -= Needs.of(system, k).base
     layout = layout_of(*points.shape, k, points.dtype.itemsize)
     full = system.metric is not None and system.metric.ndim == 2
-    keeps = slopes and len(points) <= _KEPT_SLOPES
     if keeps and layout.bytes(full=full, slopes=True) <= limit:
         return "slopes"
     needed = layout.bytes(full=full, slopes=False, learns=slopes)
@@ -247,10 +256,7 @@ def _with_jitter(
                     "Scale the columns, or raise ridge.",
                 )
             )
-    caution = (
-        f"K + ridge is not positive definite in {str(dtype)[6:]}; added {jitter:.1e} "
-        "to its diagonal. Raise ridge, or remove near-duplicate rows."
-    )
+    caution = added_jitter(jitter, dtype)
     solved = Solved("cholesky", dtype, jitter=jitter, caution=caution)
     return _finished(triangle, y, solved, system)
 

@@ -26,6 +26,7 @@ __all__ = [
     "available_bytes",
     "direct_bytes",
     "estimate_memory",
+    "is_little",
     "iterative_bytes",
 ]
 
@@ -53,6 +54,11 @@ def available_bytes(device: torch.device) -> int:
         cached = held.get("reserved_bytes", 0) - held.get("allocated_bytes", 0)
         return int(_SHARE * (free + cached))
     return int(_SHARE * free_bytes())
+
+
+def is_little(n: int, d: int, k: int) -> bool:
+    """Whether a table is so small that nobody is asked for the memory of its fit."""
+    return 320 * (n + d + k + 20) ** 2 + 64 * n * (d + 1) * k < UNASKED
 
 
 @dataclass(frozen=True)

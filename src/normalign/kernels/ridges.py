@@ -5,9 +5,10 @@ With :math:`W^{1/2} K W^{1/2} = Q \Lambda Q^\top` every ridge costs two products
 .. math:: a(\rho) = W^{1/2} Q (\Lambda + \rho I)^{-1} Q^\top W^{1/2} y
 
 but an eigendecomposition costs as much as several Cholesky factors, and the more of
-them the larger the matrix: on two cores 2 at 100 rows, 4 to 9 at 300, 12 to 20 at 1500,
-and of compiled ones 4 to 9, 20, and 20 to 40 (``benchmarks/ridges.py``). So five ridges
-share one only for small tables.
+them the larger the matrix: on two cores, of those by tensors, 2 at 100 rows, 4 to 9 at
+300, 12 to 20 at 1500; of compiled ones, in which a kernel machine is usually solved, 5,
+14 and 44 to 59 (``benchmarks/ridges.py``, ``results/benchmarks/ridges-cpu.json``). So
+five ridges share one only for small tables.
 """
 
 from __future__ import annotations
@@ -22,12 +23,22 @@ from torch import Tensor
 
 from normalign._checks import as_float, describe, require, require_kind
 from normalign.kernels.arguments import require_table
+from normalign.kernels.digits import (
+    LOST_SHARE,
+    added_jitter,
+    lost_digits,
+    lost_share,
+)
 from normalign.kernels.direct import compiled_room
 from normalign.kernels.distances import kernel_matrix
+from normalign.kernels.memory import available_bytes
 from normalign.kernels.solve import solve
 from normalign.kernels.system import Solved, Solver, System
 
 __all__ = ["ridge_path", "shared_is_cheaper"]
+
+_EPS = torch.finfo(torch.float64).eps
+_SQUARES = 6  # of float64, of which an eigendecomposition is made
 
 
 def shared_is_cheaper(n: int, n_ridges: int, *, quick: bool = False) -> bool:
@@ -43,7 +54,7 @@ def shared_is_cheaper(n: int, n_ridges: int, *, quick: bool = False) -> bool:
     >>> shared_is_cheaper(100, 5, quick=True)
     False
     """
-    return n_ridges > (min(0.06 * n, 20) if quick else 0.032 * n**0.9)
+    return n_ridges > (min(0.06 * n, 45) if quick else 0.032 * n**0.9)
 
 
 def ridge_path(
@@ -103,10 +114,12 @@ def _checked_ridges(ridges: Sequence[float]) -> list[float]:
 def _path(
     system: System, y: Tensor, ridges: list[float], solver: Solver
 ) -> Iterator[tuple[Tensor, Solved]]:
-    quick = compiled_room(system, y.shape[1], math.inf, slopes=False) is not None
+    quick = compiled_room(system, y.shape[1], None, slopes=False) is not None
     if solver.name == "auto" and shared_is_cheaper(len(y), len(ridges), quick=quick):
-        yield from _shared(system, y, ridges)
-        return
+        limit = solver.memory_limit or available_bytes(system.points.device)
+        if _SQUARES * 8 * len(y) ** 2 <= limit:
+            yield from _shared(system, y, ridges)
+            return
     for ridge in ridges:
         one = solve(replace(system, ridges=system.ridges * ridge), y, solver)
         yield one.coef, one.solved
@@ -115,14 +128,25 @@ def _path(
 def _shared(
     system: System, y: Tensor, ridges: Sequence[float]
 ) -> Iterator[tuple[Tensor, Solved]]:
-    scale = system.ridges.rsqrt()[:, None]
+    """In float64: these are small tables, and small ridges are to lose no digits.
+
+    Coefficients go back to the precision of the targets unless they are too large for
+    it, as those of other solvers do.
+    """
+    exact = system.to(torch.float64)
+    scale = exact.ridges.rsqrt()[:, None]
     matrix = kernel_matrix(
-        system.points, system.points, system.kernel, metric=system.metric
+        exact.points, exact.points, exact.kernel, metric=exact.metric
     )
-    # Small tables only, so float64 costs little and small ridges lose no digits.
-    spectrum, axes = torch.linalg.eigh((scale * matrix * scale.T).double())
-    inner = axes.T @ (scale * y).double()
+    spectrum, axes = torch.linalg.eigh(matrix.mul_(scale).mul_(scale.T))
+    inner = axes.T @ (scale * y)
+    smallest, noise = float(spectrum[0]), _EPS * len(y) * float(spectrum[-1])
     for ridge in ridges:
-        shrunk = inner / (spectrum.clamp(min=0) + ridge)[:, None]
-        coef = (scale * (axes @ shrunk)).to(y.dtype)
-        yield coef, Solved("eigh", torch.float64)
+        jitter = 0.0 if smallest + ridge > noise else noise - min(smallest, 0.0)
+        coef = scale * (axes @ (inner / (spectrum + ridge + jitter)[:, None]))
+        caution = added_jitter(jitter, torch.float64) if jitter else ""
+        if lost_share(coef, y, exact.ridges) <= LOST_SHARE:
+            coef = coef.to(y.dtype)
+        elif (lost := lost_share(coef, y.double(), exact.ridges)) > LOST_SHARE:
+            caution = caution or lost_digits(lost, torch.float64)
+        yield coef, Solved("eigh", coef.dtype, jitter=jitter, caution=caution)

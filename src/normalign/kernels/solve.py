@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normalign._checks import complaint
 from normalign.kernels.direct import compiled_room, last_directly, solve_directly
-from normalign.kernels.memory import UNASKED, Needs, available_bytes
+from normalign.kernels.memory import UNASKED, Needs, available_bytes, is_little
 from normalign.kernels.system import Solution, Solver, Spare, System
 
 __all__ = ["fits_in_double", "solve", "solve_last"]
@@ -84,11 +84,13 @@ def solve_last(
     there is compiled code for it. None where there is none, where it would take long,
     or where an iteration needs more than its precision.
     """
-    limit = solver.memory_limit or _unasked_limit(system, 0, None)
-    work = (n_iter + 1) * float(system.points.shape[0]) ** 3
+    (n, d), k, limit = system.points.shape, y.shape[1], solver.memory_limit
+    if limit is None and not is_little(n, d, k):
+        limit = _unasked_limit(system, 0, None)
+    work = (n_iter + 1) * float(n) ** 3
     if solver.name == "cg" or work > _AT_ONCE:
         return None
-    room = compiled_room(system, y.shape[1], limit, slopes=True)
+    room = compiled_room(system, k, limit, slopes=True)
     if room is None:
         return None
     return last_directly(system, y, room, n_iter=n_iter, weights=weights)

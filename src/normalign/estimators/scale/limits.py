@@ -22,7 +22,7 @@ from normalign.estimators.scale.placement import (
 )
 from normalign.kernels import Gaussian, Kernel, Laplace, estimate_memory, initial_metric
 from normalign.kernels.functions import Radial
-from normalign.kernels.memory import UNASKED, available_bytes
+from normalign.kernels.memory import UNASKED, available_bytes, is_little
 
 __all__ = ["callers_level", "require_memory", "warn_of_rounding", "warn_of_scale"]
 
@@ -73,6 +73,8 @@ def require_memory(
     """
     n, d = problem.table.shape
     rows = n if most is None else min(n, int(most))
+    if limit is None and is_little(rows, d, problem.k):
+        return
     name = "cholesky" if solver == "cholesky" else "cg"
     needed = estimate_memory(
         rows, d, problem.k, solver=name, dtype=problem.dtype, device=problem.device,

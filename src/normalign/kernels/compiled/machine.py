@@ -8,6 +8,7 @@ lie in strips, all else row by row (see :mod:`~normalign.kernels.compiled.produc
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -160,14 +161,27 @@ def _fill(
     w = width(square)
     for s in range(block[0] // w, len(starts) - 1):
         multiply_strip(images, points, height, square, starts[s], d + 2, block, s)
+        # no point is near itself, which would have a look at all others
+        _set_diagonal(square, starts[s], s, block, math.inf)
         mend_near(
             images, points, points, images, height, d, square, starts[s], block, s
         )
+        _set_diagonal(square, starts[s], s, block, 0.0)
         part = slice(starts[s] + block[0] * w, starts[s] + block[1] * w)
         if len(slopes):
             profile_row(profile, square[part], slopes[part])
         else:
             profile_row(profile, square[part], unkept)
+
+
+@compiled
+def _set_diagonal(
+    square: Any, start: int, strip: int, block: tuple[int, int], value: float
+) -> None:
+    """What some rows of a strip have on the diagonal."""
+    w = width(square)
+    for i in range(max(block[0], strip * w), min(block[1], strip * w + w)):
+        square[start + i * w + i % w] = value
 
 
 @compiled
