@@ -1,5 +1,7 @@
 """Algorithm 1: the plain transcription, weights, leave-one-out, Proposition 3."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -257,6 +259,8 @@ def test_a_machine_moves_between_precisions():
         ({"ridge": 0.0}, "ridge must be positive"),
         ({"n_iter": -1}, "n_iter must be 0 or more"),
         ({"weights": torch.zeros(6, dtype=DOUBLE)}, "weights must be positive"),
+        ({"weights": torch.full((6,), 1e-320, dtype=DOUBLE)}, "is no number, got"),
+        ({"weights": torch.full((6,), math.inf, dtype=DOUBLE)}, "positive and finite"),
         ({"bandwidth_rule": "medain"}, "bandwidth_rule must be"),
         ({"agop_samples": 0}, "agop_samples must be 1 or more"),
         ({"metric": torch.eye(3, dtype=DOUBLE)}, "metric must be of shape"),

@@ -29,6 +29,7 @@ class Machine:
     Parameters
     ----------
     centers : Tensor of shape (m, d)
+        Not copied: who changes them in place changes the machine.
     coef : Tensor of shape (m, k)
     metric : Tensor of shape (d, d) or (d,)
     kernel : Kernel

@@ -69,9 +69,10 @@ class Iteration:
                   h_i = \frac{1}{w_i}
                         \Bigl(1 - \frac{\rho}{w_i} (A^{-1})_{ii}\Bigr)
 
-        In closed form, with :math:`A = K + \rho \, \mathrm{diag}(1/w)` and the metric
-        held fixed. One unit of weight is left out, so that a row of weight two counts
-        as its two copies would; rows of weight below one are left out whole.
+        In closed form, with :math:`A = K + \rho \, \mathrm{diag}(1/w)`, the metric and
+        the intercept held fixed. One unit of weight is left out, so that a row of
+        weight two counts as its two copies would; rows of weight below one are left out
+        whole.
         """
         share = self._room_over_ridge(rows)
         return self._targets[rows] - self.machine.coef[rows] / share[:, None]
@@ -430,10 +431,14 @@ def _require_problem(
     require(ridge > 0, callee, "ridge", "positive", ridge)
     require(n_iter >= 0, callee, "n_iter", "0 or more", n_iter)
     require(
-        weights is None or (weights.shape == (len(x),) and bool((weights > 0).all())),
-        callee,
-        "weights",
-        f"positive, of shape ({len(x)},)",
-        weights,
-        "Leave out rows of weight zero.",
-    )
+        weights is None or _are_weights(weights, len(x), ridge), callee, "weights",
+        f"positive and finite, of shape ({len(x)},), none so small that ridge / weight "
+        "is no number", weights, "Leave out rows of weight zero.",
+    )  # fmt: skip
+
+
+def _are_weights(weights: Tensor, n: int, ridge: float) -> bool:
+    if weights.shape != (n,):
+        return False
+    positive = (weights > 0) & torch.isfinite(weights)
+    return bool((positive & torch.isfinite(ridge / weights)).all())

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,48 @@ def remembered(function: Callable[..., Any]) -> Any:
         return compiled(function)
     # numba looks at the function's own file alone, not at those of what it calls.
     dispatcher._cache._cache_file._source_stamp = _digest()
+    _survive_damage(dispatcher._cache)
     return dispatcher
+
+
+def _survive_damage(cache: Any) -> None:
+    """Compile where nothing can be read, and go on where nothing can be written.
+
+    A full disk, a process killed while it wrote, files that are not one's own: numba
+    lets all of that reach who wanted a model.
+    """
+    load, save = cache.load_overload, cache.save_overload
+
+    def loaded(*args: Any) -> Any:
+        try:
+            return load(*args)
+        except Exception as error:  # noqa: BLE001, whatever a broken file gives rise to
+            _tell_once(_UNREAD, error)
+            with suppress(OSError):
+                cache.flush()
+            return None
+
+    def saved(*args: Any) -> None:
+        try:
+            save(*args)
+        except Exception as error:  # noqa: BLE001, as above
+            _tell_once(_UNKEPT, error)
+
+    cache.load_overload, cache.save_overload = loaded, saved
+
+
+_UNREAD = "normalign could not read compiled code (%r) and makes it again."
+_UNKEPT = (
+    "normalign could not keep compiled code (%r), so every process compiles for "
+    "itself. Free disk space, or set NUMBA_CACHE_DIR to a folder that can be written."
+)
+_told: set[str] = set()
+
+
+def _tell_once(message: str, error: Exception) -> None:
+    if message not in _told:
+        _told.add(message)
+        _log.warning(message, error)
 
 
 class _Notice(event.Listener):

@@ -227,20 +227,21 @@ def recur(
     slopes: Any, starts: Any, aside: Any, answers: Any,
     rows_x: Any, table: Any, sums: Any, gradients: Any, total: Any,
     status: Any, least: float, most: float, d: int, at_once: int,
-    phase: int, members: int, flags: Any,
+    some: tuple[int, int], phase: int, members: int, flags: Any,
 ) -> bool:  # fmt: skip
     """Solve and learn by turns, as often as ``status`` has rows, and solve at the end.
 
     ``least`` is the smallest pivot and ``most`` the largest sum of squares, times its
-    share, that are trusted. False, and an arbitrary state, as soon as one is not, or
-    gradients of a solution that is not zero have no squares in this precision.
+    share, that are trusted; ``some`` are all blocks of the factor. False, and an
+    arbitrary state, as soon as one is not, or gradients of a solution that is not zero
+    have no squares in this precision.
     """
     n, k = targets.shape
     for index in range(len(status)):
         if not solve(
             points, metric, full, scale, profile, ridges, targets, shares,
             images, square, slopes, starts, aside, answers, status[index], d,
-            (0, blocks_of(n)), phase, members, flags,
+            some, phase, members, flags,
         ):  # fmt: skip
             return False
         if not (status[index, 0] > least and status[index, 1] <= most):

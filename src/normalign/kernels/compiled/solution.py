@@ -237,14 +237,14 @@ def last_of(
     memory, dtype, n = problem.memory, problem.dtype, len(problem.ridges)
     answers, status = memory.answers(), np.empty((n_iter + 1, 3), dtype)
     metric, roots = problem.metric(), problem.roots(weights)
-    scale = problem.number(problem.scale)
+    scale, blocks = problem.number(problem.scale), (0, blocks_of(n))
     sums, at_once = memory.sums(problem.full), memory.layout.at_once
     fine = together(
         lambda members, flags: recur(
             memory.points, metric, problem.full, scale, problem.profile, problem.ridges,
             problem.targets, problem.shares, roots, memory.images, memory.square,
             memory.slopes, memory.starts, memory.aside, answers, *sums, status, least,
-            most, problem.d, at_once, 0, members, flags,
+            most, problem.d, at_once, blocks, 0, members, flags,
         ),
         memory.members,
         (n_iter + 1) * (solve_phases(n) + learn_phases(problem.k, at_once)),
