@@ -24,6 +24,8 @@ _EXTRAS = {
     "frames": ("pandas", "results as data frames"),
     "weights": ("safetensors", "reading .safetensors files"),
     "fast": ("numba", "kernel machines on a processor, faster"),
+    "skops": ("skops", "fitted estimators in files without pickle"),
+    "dask": ("distributed", "fits over a cluster"),
     "tabarena": ("pyarrow", "TabArena's tables"),
     "peers": ("catboost", "the other methods that RFAM is compared with"),
     "browser": ("playwright", "tests of the report in a browser"),

@@ -247,7 +247,7 @@ def estimate_memory(
     Examples
     --------
     >>> round(estimate_memory(16000, 20, 2) / 1e6)  # MB: half of a square in float32
-    538
+    550
     """
     callee = "estimate_memory"
     known = solver in ("cholesky", "cg")
