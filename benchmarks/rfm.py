@@ -5,6 +5,7 @@
     python benchmarks/rfm.py --device cuda      (d), and (e) directly on the GPU
     python benchmarks/rfm.py --only e --against results/benchmarks/rfm-large-h200.json
     python benchmarks/rfm.py --device cuda --only f   ways of factorising, compared
+    python benchmarks/rfm.py --device cuda --only h   a million rows
     python benchmarks/rfm.py --quick            little of each: does it run?
 
 (a) Full fits in float32, five metric updates (two at n = 16000), Laplace kernel of
@@ -31,6 +32,8 @@
 (f) Ways of factorising on a GPU (`--variant` names some of them), in one process by
     turns: milliseconds of the kernel, the factor, the solve and the metric's update,
     and the residual |K a + ridge a - y| / |y| of the solve, by float64 products.
+
+(h) A million rows of the same kind, divided as the estimators divide them unless told.
 
 (g) The first fit of a process, 300 rows: without numba; with it and nothing kept on
     disk, so that all is compiled; and with what that has left there.
@@ -260,23 +263,37 @@ def large(options: argparse.Namespace) -> Iterator[Row]:
     if options.quick:
         n, n_test, leaf = 3000, 2000, None if cuda else 1000
     print(f"\n(e) {n} x 10, {'direct' if cuda else f'leaves of at most {leaf}'}")
+    row = fitted_large(options, n, n_test, leaf)
+    if "failed" not in row and options.against:
+        row["behind"] = behind(options.against, row)
+        print(f"    {row['behind']:+.2f} points of AUC behind the direct fit")
+    yield row
+
+
+def million(options: argparse.Namespace) -> Iterator[Row]:
+    """(h) A million rows, divided as the estimators divide them unless told."""
+    n, n_test = (25_000, 2000) if options.quick else (1_000_000, 50_000)
+    print(f"\n(h) {n} x 10, as is usual there")
+    yield fitted_large(options, n, n_test, "auto")
+
+
+def fitted_large(
+    options: argparse.Namespace, n: int, n_test: int, leaf: int | str | None
+) -> Row:
     row = measured(
         "large", n=n, n_test=n_test, device=options.device, leaf=leaf,
-        n_jobs=None if cuda else os.cpu_count(), **LARGE,
+        n_jobs=None if options.device == "cuda" else os.cpu_count(), **LARGE,
     )  # fmt: skip
     if "failed" in row:
         print(f"    {row['failed']}")
-    else:
-        print(
-            f"    fit {row['fit_seconds']:.0f} s, predict {row['predict_seconds']:.1f}"
-            f" s, {row['tree_megabytes']:.0f} MB, AUC {100 * row['auc']:.2f} (of the "
-            f"best possible {100 * row['best_auc']:.2f})",
-            flush=True,
-        )
-        if options.against:
-            row["behind"] = behind(options.against, row)
-            print(f"    {row['behind']:+.2f} points of AUC behind the direct fit")
-    yield row
+        return row
+    print(
+        f"    fit {row['fit_seconds']:.0f} s, predict {row['predict_seconds']:.1f}"
+        f" s, {row['tree_megabytes']:.0f} MB, AUC {100 * row['auc']:.2f} (of the "
+        f"best possible {100 * row['best_auc']:.2f})",
+        flush=True,
+    )
+    return row
 
 
 def factors(options: argparse.Namespace) -> Iterator[Row]:
@@ -350,6 +367,7 @@ PARTS = {
     "e": large,
     "f": factors,
     "g": first_fits,
+    "h": million,
 }
 
 

@@ -410,7 +410,7 @@ def residual(x: Tensor, y: Tensor, coef: Tensor) -> float:
 
 
 def large_job(
-    *, n: int, n_test: int, device: str, leaf: int | None, n_jobs: int | None,
+    *, n: int, n_test: int, device: str, leaf: int | str | None, n_jobs: int | None,
     bandwidth: float, ridge: float, n_iter: int,
 ) -> dict[str, Any]:  # fmt: skip
     """The large table through leaves, or directly when `leaf` is None."""

@@ -32,8 +32,9 @@ def rfm(result: Row) -> list[str]:
         rows = result["records"].get(part)
         if rows:
             lines += [*_contest(f"({part}) {title}", rows, quantity, told), ""]
-    if result["records"].get("e"):
-        lines += [*_large(result["records"]["e"]), ""]
+    for part in ("e", "h"):
+        if result["records"].get(part):
+            lines += [*_large(part, result["records"][part]), ""]
     if result["records"].get("g"):
         lines += [*_first(result["records"]["g"]), ""]
     if result.get("xrfm"):
@@ -99,9 +100,10 @@ def _size(row: Row) -> str:
     return f"{told}, {row['dtype']}" if "dtype" in row else told
 
 
-def _large(rows: list[Row]) -> list[str]:
+def _large(part: str, rows: list[Row]) -> list[str]:
     lines = [
-        "| (e) many rows | fit | predict | memory | AUC | behind the direct fit |",
+        f"| ({part}) many rows | fit | predict | memory | AUC "
+        "| behind the direct fit |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -110,6 +112,7 @@ def _large(rows: list[Row]) -> list[str]:
             continue
         leaf = row["max_leaf_size"]
         how = "direct" if leaf is None else f"parts of at most {leaf}"
+        how = "as is usual there" if leaf == "auto" else how
         held = f"{row['tree_megabytes'] / 1e3:.1f} GB"
         if row["gpu_megabytes"]:
             held = f"{row['gpu_megabytes'] / 1e3:.1f} GB on the GPU"

@@ -6,9 +6,9 @@ With :math:`W^{1/2} K W^{1/2} = Q \Lambda Q^\top` every ridge costs two products
 
 but an eigendecomposition costs as much as several Cholesky factors, and the more of
 them the larger the matrix: on two cores, of those by tensors, 2 at 100 rows, 4 to 9 at
-300, 12 to 20 at 1500; of compiled ones, in which a kernel machine is usually solved, 5,
-14 and 44 to 59 (``benchmarks/ridges.py``, ``results/benchmarks/ridges-cpu.json``). So
-five ridges share one only for small tables.
+300, 12 to 20 at 1500; of compiled ones, by which machines are usually solved, 2 to 5,
+12 to 14, and 44 to 46 (``benchmarks/ridges.py``). So five ridges share one only for
+small tables.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def shared_is_cheaper(n: int, n_ridges: int, *, quick: bool = False) -> bool:
     --------
     >>> shared_is_cheaper(100, 5), shared_is_cheaper(2500, 5)
     (True, False)
-    >>> shared_is_cheaper(100, 5, quick=True)
-    False
+    >>> shared_is_cheaper(100, 5, quick=True), shared_is_cheaper(300, 5, quick=True)
+    (True, False)
     """
-    return n_ridges > (min(0.06 * n, 45) if quick else 0.032 * n**0.9)
+    return n_ridges > (min(0.045 * n, 45) if quick else 0.032 * n**0.9)
 
 
 def ridge_path(
