@@ -5,6 +5,7 @@ from normalign.estimators.rfm import RFMClassifier, RFMRegressor
 from normalign.estimators.selection import RFAMClassifierCV, RFAMRegressorCV
 from normalign.estimators.tables.tabular import make_tabular_pipeline
 from normalign.estimators.torch_form.as_torch import as_torch
+from normalign.kernels import estimate_memory
 
 __all__ = [
     "RFAMClassifier",
@@ -14,5 +15,6 @@ __all__ = [
     "RFMClassifier",
     "RFMRegressor",
     "as_torch",
+    "estimate_memory",
     "make_tabular_pipeline",
 ]
