@@ -166,3 +166,21 @@ def test_bytes_may_be_written_as_a_whole_float(limit):
         assert machine.get_params()["memory_limit"] is limit
     with pytest.raises(ValueError, match="memory_limit must be at least"):
         RFMRegressor(memory_limit=1e3).fit(X, NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shape", "remedies"),
+    [
+        ({"solver": "cholesky"}, (90, 3), ["max_leaf_size", 'solver="cg"']),
+        ({"solver": "cg", "dtype": "float64"}, (90, 3), ["max_leaf", 'dtype="float32']),
+        ({"solver": "cg", "dtype": "float32"}, (90, 3), ["max_leaf", "fewer rows"]),
+        ({"dtype": "float32"}, (9, 90), ["diagonal=True", "fewer columns"]),
+        ({"dtype": "float32", "diagonal": True}, (9, 90), ["max_leaf", "fewer colu"]),
+    ],
+)
+def test_remedies_are_those_that_are_left(settings, shape, remedies):
+    machine = RFMRegressor(memory_limit=1000, **settings)
+    with pytest.raises(ValueError, match="memory_limit must be at least") as caught:
+        machine.fit(np.ones(shape) * np.arange(shape[1]), np.arange(shape[0]))
+    for remedy in (*remedies, "a larger memory_limit"):
+        assert remedy in str(caught.value)

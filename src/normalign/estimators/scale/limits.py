@@ -90,8 +90,10 @@ def require_memory(
         remedies = ["diagonal=True to keep one number a column of the metric"]
     if name == "cholesky" and d <= rows:
         remedies.append('solver="cg" to keep no kernel matrix')
+    elif problem.dtype == torch.float64:
+        remedies.append('dtype="float32" to need less')
     else:
-        remedies.append('dtype="float32" to halve it')
+        remedies.append("fewer columns" if d > rows else "fewer rows")
     remedies.append("a larger memory_limit")
     times = ""
     if n_jobs > 1:
