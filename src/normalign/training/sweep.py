@@ -11,6 +11,7 @@ which torch brings along where it has CUDA.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import triton
@@ -82,6 +83,11 @@ def _products_kernel(rows, gradients, sums, blocks, p, count, BLOCK: tl.constexp
     tl.store(sums + (2 * member + 1) * count + block, tl.sum(weight * weight))
 
 
+def _over(kernel: Any, *grid: int) -> Any:
+    """A kernel over a grid; what it takes Triton knows, and no type checker does."""
+    return kernel[grid]
+
+
 class Sweep:
     """The update of s networks in one or two kernels.
 
@@ -138,8 +144,7 @@ class Sweep:
         """
         shares = self._shares(rows, gradients) if orthograd else numbers
         moment = state["moment"]
-        grid = (len(self._blocks), len(rows))
-        _sweep_kernel[grid](
+        _over(_sweep_kernel, len(self._blocks), len(rows))(
             rows, gradients, state.get("average", moment), moment,
             state.get("square", moment), shares, numbers, self._blocks, self._p,
             self._parts, GROKFAST="average" in state, ORTHOGRAD=orthograd,
@@ -152,7 +157,7 @@ class Sweep:
         sums = torch.empty(
             (len(rows), 2, count), dtype=torch.float64, device=rows.device
         )
-        _products_kernel[count, len(rows)](
+        _over(_products_kernel, count, len(rows))(
             rows, gradients, sums, self._blocks, self._p, count, BLOCK=BLOCK
         )
         products, squares = (sums @ self._belongs).unbind(1)
