@@ -30,7 +30,7 @@ from normalign.kernels.digits import (
 )
 from normalign.kernels.functions import Kernel, Radial
 from normalign.kernels.gradients import gradients_of_slopes
-from normalign.kernels.memory import Needs
+from normalign.kernels.memory import Needs, fits_in_double
 from normalign.kernels.metric import learned
 from normalign.kernels.sides import Sides
 from normalign.kernels.system import (
@@ -73,7 +73,8 @@ def solve_directly(
     found = _tried(system, y, limit=limit, spare=spare, slopes=slopes)
     lost = math.inf if found is None else lost_share(found.coef, y, system.ridges)
     single = y.dtype != torch.float64
-    if not lost <= LOST_SHARE and single and _fits_in_double(system, y, limit):
+    again = not lost <= LOST_SHARE and single
+    if again and fits_in_double(system, y.shape[1], limit, direct=True):
         _let_go(spare, found)
         system, y, spare = system.to(torch.float64), y.double(), None
         found = _tried(system, y, limit=limit, spare=None, slopes=slopes)
@@ -87,10 +88,6 @@ def solve_directly(
         caution = lost_digits(lost, y.dtype)
         found.solved = replace(found.solved, caution=caution)
     return found
-
-
-def _fits_in_double(system: System, y: Tensor, limit: int) -> bool:
-    return Needs.of(system, y.shape[1], torch.float64).direct <= limit
 
 
 def _let_go(spare: Spare | None, found: Solution | None = None) -> None:

@@ -21,7 +21,13 @@ from torch import Tensor
 from normalign._checks import complaint
 from normalign.kernels.digits import LOST_SHARE, lost_digits, lost_share
 from normalign.kernels.gradients import expansion_of_sides
-from normalign.kernels.memory import FEWEST_COLUMNS, LARGEST_RANK, VECTORS, Needs
+from normalign.kernels.memory import (
+    FEWEST_COLUMNS,
+    LARGEST_RANK,
+    VECTORS,
+    Needs,
+    fits_in_double,
+)
 from normalign.kernels.system import OVERWRITTEN, Solved, Solver, Spare, System
 from normalign.kernels.tiles import spans
 
@@ -118,7 +124,7 @@ def solve_iteratively(
         )
     lost = lost_share(coef, y, system.ridges)
     if lost > LOST_SHARE:
-        if single and Needs.of(system, needs.k, torch.float64).iterative(1) <= limit:
+        if single and fits_in_double(system, needs.k, limit, direct=False):
             dtype = torch.float64
         else:
             cautions.append(lost_digits(lost, y.dtype))

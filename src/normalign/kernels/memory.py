@@ -26,6 +26,7 @@ __all__ = [
     "available_bytes",
     "direct_bytes",
     "estimate_memory",
+    "fits_in_double",
     "is_little",
     "iterative_bytes",
 ]
@@ -177,6 +178,12 @@ class Needs:
     def _sums(self) -> float:
         """What is made of it by products with slopes that were not kept."""
         return self._tables * (3 + 5 * min(_CHUNK / self.n, 1))
+
+
+def fits_in_double(system: System, k: int, limit: int, *, direct: bool) -> bool:
+    """Whether a system could be solved in float64, too, directly or at the least."""
+    needs = Needs.of(system, k, torch.float64)
+    return (needs.direct if direct else needs.iterative(1)) <= limit
 
 
 def direct_bytes(n: int, *, dtype: torch.dtype, device: torch.device) -> int:

@@ -30,12 +30,12 @@ from normalign.kernels.arguments import require_points, require_table
 from normalign.kernels.distances import median_distance
 from normalign.kernels.functions import Kernel
 from normalign.kernels.machine import Machine
-from normalign.kernels.memory import Needs, available_bytes
+from normalign.kernels.memory import Needs, available_bytes, fits_in_double
 from normalign.kernels.metric import learned
 from normalign.kernels.precision import full_precision
 from normalign.kernels.sampling import sampled_rows, seeded
 from normalign.kernels.sides import middle
-from normalign.kernels.solve import fits_in_double, solve, solve_last
+from normalign.kernels.solve import solve, solve_last
 from normalign.kernels.system import Solution, Solved, Solver, System
 
 __all__ = ["Iteration", "iterate", "recursions"]
@@ -355,12 +355,17 @@ def _next_metric(
     if found is None:
         found = _average(machine, iteration._system, rows.weights, chosen, solver)
     single = machine.dtype != torch.float64 and bool(machine.coef.any())
-    if found is None and single and fits_in_double(iteration._system, rows.y, solver):
+    if found is None and single and _fits_in_double(iteration._system, rows.y, solver):
         fine = machine.to(dtype=torch.float64)
         weights = rows.double().weights
         system = iteration._system.to(torch.float64)
         found = _average(fine, system, weights, chosen, solver)
     return machine.metric if found is None else found
+
+
+def _fits_in_double(system: System, y: Tensor, solver: Solver) -> bool:
+    limit = solver.memory_limit or available_bytes(y.device)
+    return fits_in_double(system, y.shape[1], limit, direct=solver.name == "cholesky")
 
 
 def _slopes_pay(rows: _Rows, kernel: Kernel, agop_samples: int) -> bool:

@@ -7,7 +7,6 @@ memory that is allowed (:mod:`normalign.kernels.iterative`).
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from normalign._checks import complaint
@@ -15,7 +14,7 @@ from normalign.kernels.direct import compiled_room, last_directly, solve_directl
 from normalign.kernels.memory import UNASKED, Needs, available_bytes, is_little
 from normalign.kernels.system import Solution, Solver, Spare, System
 
-__all__ = ["fits_in_double", "solve", "solve_last"]
+__all__ = ["solve", "solve_last"]
 
 # Operations of a recursion in one go, which nobody can interrupt: a fraction of a
 # second.
@@ -94,13 +93,6 @@ def solve_last(
     if room is None:
         return None
     return last_directly(system, y, room, n_iter=n_iter, weights=weights)
-
-
-def fits_in_double(system: System, y: Tensor, solver: Solver) -> bool:
-    """Whether a system could be solved in float64, too."""
-    needs = Needs.of(system, y.shape[1], torch.float64)
-    least = needs.direct if solver.name == "cholesky" else needs.iterative(1)
-    return least <= (solver.memory_limit or available_bytes(system.points.device))
 
 
 def _unasked_limit(system: System, needed: int, spare: Spare | None) -> int:
