@@ -6,13 +6,17 @@ READY := .venv/.ready
 ANYWHERE := not cuda and not data and not browser and not full
 PYTEST := python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: run test check lowest docs clean
+.PHONY: run test fuzz check lowest docs clean
 
 run: $(READY)
 	$(BIN)/normalign reproduce --out out/paper
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/$(PYTEST) -m "$(ANYWHERE)" --cov --cov-report=term
+
+# Random cases against independent implementations: FUZZ_SECONDS=600, FUZZ_SEED=random.
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz
 
 # What else is checked before a change lands; `make test` comes first.
 check: $(READY)

@@ -1,0 +1,67 @@
+"""`python -m tests.fuzz`: random cases for a number of seconds; exit 1 on a failure."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+
+from tests.fuzz.driver import PACKAGE, QUOTAS, check_case, draw_case, run
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument(
+        "--seconds", type=float, default=float(os.environ.get("FUZZ_SECONDS") or 600)
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=int(os.environ.get("FUZZ_SEED") or secrets.randbits(32)),
+    )
+    parser.add_argument("--only", choices=QUOTAS, help="one family")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--case", type=int, help="run this case of --only here")
+    arguments = parser.parse_args()
+    if arguments.case is not None and arguments.only is None:
+        parser.error("--case must come with --only, the family of the case.")
+    return arguments
+
+
+def main() -> int:
+    """Run the families, print the counts, and return the exit status."""
+    options = _arguments()
+    if options.case is not None:
+        case = draw_case(PACKAGE, options.only, options.seed, options.case)
+        print(case)
+        check_case(PACKAGE, options.only, case)
+        print("passed")
+        return 0
+    quotas = QUOTAS if options.only is None else {options.only: 10**9}
+    print(f"seed {options.seed}, at most {options.seconds:g} s", flush=True)
+    summary = run(
+        quotas, seconds=options.seconds, seed=options.seed, n_workers=options.workers
+    )
+    failures = [failure.family for failure in summary.failures]
+    for family in quotas:
+        count, failed = summary.counts[family], failures.count(family)
+        print(f"{family:16} {count:6} cases, {failed} failed")
+    print(
+        f"{summary.counts.total()} cases in {summary.seconds:.0f} s, "
+        f"{len(failures)} failed (seed {options.seed})"
+    )
+    if failures:
+        family, index = summary.failures[0].family, summary.failures[0].index
+        print(
+            f"Run one again: python -m tests.fuzz --only {family} "
+            f"--seed {options.seed} --case {index}"
+        )
+    idle = [family for family in quotas if not summary.counts[family]]
+    if idle:
+        print(f"No case ran of: {', '.join(idle)}. Allow more --seconds.")
+    return 1 if failures or idle else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
