@@ -13,6 +13,7 @@ run: $(READY)
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/$(PYTEST) -m "$(ANYWHERE)" --cov --cov-report=term
+	cd reproduction && OMP_NUM_THREADS=1 ../$(BIN)/$(PYTEST) -m "$(ANYWHERE)"
 
 # Random cases against independent implementations: FUZZ_SECONDS=600, FUZZ_SEED=random.
 fuzz: $(READY)
@@ -30,8 +31,9 @@ check: $(READY)
 lowest:
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints-lowest.txt --editable ".[dev]"
+		--constraint constraints-lowest.txt --editable ".[dev]" --editable reproduction
 	OMP_NUM_THREADS=1 .venv-lowest/bin/$(PYTEST) tests -m "$(ANYWHERE) $(LEAVE)"
+	cd reproduction && OMP_NUM_THREADS=1 ../.venv-lowest/bin/$(PYTEST) tests -m "$(ANYWHERE) $(LEAVE)"
 
 docs: $(READY)
 	$(BIN)/python docs/figures.py
@@ -42,10 +44,10 @@ docs: $(READY)
 clean:
 	rm -rf .venv .venv-lowest out
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml reproduction/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "normalign needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable ".[dev]"
+		--constraint constraints.txt --editable ".[dev]" --editable reproduction
 	touch $(READY)

@@ -43,10 +43,6 @@ from torch import Tensor, nn
 
 from normalign.data import xor_clusters, xor_noise
 from normalign.nn import mlp
-from normalign.paper.evidence.acceleration_table import acceleration_rows
-from normalign.paper.experiments.acceleration import METHODS, acceleration_ensemble
-from normalign.paper.experiments.acceleration_tasks import TASKS, Instance, Task, task
-from normalign.paper.store import commit
 from normalign.regularizers import GrokAlign
 from normalign.training import (
     Ensemble,
@@ -60,6 +56,18 @@ from normalign.training import (
 )
 from normalign.training.group import Record
 from normalign.training.history import History
+from normalign_reproduction.evidence.acceleration_table import acceleration_rows
+from normalign_reproduction.experiments.acceleration import (
+    METHODS,
+    acceleration_ensemble,
+)
+from normalign_reproduction.experiments.acceleration_tasks import (
+    TASKS,
+    Instance,
+    Task,
+    task,
+)
+from normalign_reproduction.store import commit
 
 COMPARED = ("baseline", "grokalign")
 EPOCHS_PER_TURN = 2

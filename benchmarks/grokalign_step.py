@@ -38,8 +38,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normalign.nn import mlp, resnet18
-from normalign.paper.store import commit
 from normalign.regularizers import GrokAlign
+from normalign_reproduction.store import commit
 
 STEPS_PER_TURN = 4  # a multiple of every=4
 WEIGHT = 0.01

@@ -24,11 +24,11 @@ from pathlib import Path
 
 import torch
 
-from normalign.paper.experiments.acceleration import member
-from normalign.paper.experiments.acceleration_tasks import Images, Task, task
-from normalign.paper.store import commit
 from normalign.regularizers import PenaltyForm
 from normalign.training import Ensemble, train_together
+from normalign_reproduction.experiments.acceleration import member
+from normalign_reproduction.experiments.acceleration_tasks import Images, Task, task
+from normalign_reproduction.store import commit
 
 FORMS = {
     "released": PenaltyForm(power=1, released=True),

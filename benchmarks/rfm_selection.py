@@ -31,9 +31,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normalign.data import UCITable, uci_tables
 from normalign.kernels import Laplace, initial_metric, recursions
-from normalign.paper.store import commit
+from normalign_reproduction.data import UCITable, uci_tables
+from normalign_reproduction.store import commit
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "kernels"))
 import transcription

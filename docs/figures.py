@@ -21,17 +21,16 @@ from pathlib import Path
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import torch
+from digit_runs import RUNS, TourRun, TourSettings, digits, trained
 from torch import Tensor
 
-from normalign.data import load_digits_5000
-from normalign.data.dataset import Dataset
+from normalign.data import Dataset, load_digits_5000
 from normalign.geometry import Slice, local_geometry, partition
 from normalign.nn import mlp
-from normalign.paper.store import provenance, write_bytes, write_json
-from normalign.paper.tour.runs import RUNS, TourRun, TourSettings, digits, trained
 from normalign.plots import plot_centroids, plot_curves, plot_partition
 from normalign.regularizers import PenaltyForm
 from normalign.training import Ensemble, Member, rules, stacked_geometry
+from normalign_reproduction.store import provenance, write_bytes, write_json
 
 DOCS = Path(__file__).parent
 IMAGES = DOCS / "images"

@@ -11,17 +11,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from normalign.paper.catalogue import item
-from normalign.paper.evidence.acceleration_table import (
+from normalign_reproduction.catalogue import item
+from normalign_reproduction.evidence.acceleration_table import (
     METHOD_TITLES,
     TASK_TITLES,
     acceleration_rows,
     epochs_by_seed,
 )
-from normalign.paper.reporting.compare import spoken
-from normalign.paper.reporting.outcomes import Outcome, outcome
-from normalign.paper.reporting.rendering import render
-from normalign.paper.results import Store
+from normalign_reproduction.reporting.compare import spoken
+from normalign_reproduction.reporting.outcomes import Outcome, outcome
+from normalign_reproduction.reporting.rendering import render
+from normalign_reproduction.results import Store
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests run this file from afar
 import tabular_tables

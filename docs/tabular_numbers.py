@@ -13,26 +13,30 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from normalign.paper.evidence.alpha_choice import validated_rows
-from normalign.paper.evidence.alpha_frontier import frontier_rows
-from normalign.paper.evidence.alpha_path import path_rows
-from normalign.paper.evidence.paired import student_p
-from normalign.paper.evidence.tabarena import (
+from normalign_reproduction.evidence.alpha_choice import validated_rows
+from normalign_reproduction.evidence.alpha_frontier import frontier_rows
+from normalign_reproduction.evidence.alpha_path import path_rows
+from normalign_reproduction.evidence.paired import student_p
+from normalign_reproduction.evidence.tabarena import (
     PUBLISHED_COUNTS,
     PUBLISHED_MEAN,
     RFM,
     published_tasks,
 )
-from normalign.paper.evidence.tabarena_rows import (
+from normalign_reproduction.evidence.tabarena_rows import (
     breakdown_rows,
     reference_rows,
     summary_rows,
     task_rows,
 )
-from normalign.paper.evidence.tabular import METRICS, changes, defined
-from normalign.paper.evidence.tabular_rows import change_rows, leak_rows, mean_rows
-from normalign.paper.experiments.tabarena_tasks import LACKING, TASKS
-from normalign.paper.spec import Records
+from normalign_reproduction.evidence.tabular import METRICS, changes, defined
+from normalign_reproduction.evidence.tabular_rows import (
+    change_rows,
+    leak_rows,
+    mean_rows,
+)
+from normalign_reproduction.experiments.tabarena_tasks import LACKING, TASKS
+from normalign_reproduction.spec import Records
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests run this file from afar
 from paper_tables import full, made

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from normalign.paper.evidence.alpha_choice import validated_rows
-from normalign.paper.evidence.alpha_path import path_rows
-from normalign.paper.evidence.paired import student_p, wilcoxon_p
-from normalign.paper.evidence.standing import finding, standing_rows
-from normalign.paper.evidence.tabarena import RFM, published_tasks
-from normalign.paper.evidence.tabarena_rows import task_rows
-from normalign.paper.evidence.tabular import (
+from normalign_reproduction.evidence.alpha_choice import validated_rows
+from normalign_reproduction.evidence.alpha_path import path_rows
+from normalign_reproduction.evidence.paired import student_p, wilcoxon_p
+from normalign_reproduction.evidence.standing import finding, standing_rows
+from normalign_reproduction.evidence.tabarena import RFM, published_tasks
+from normalign_reproduction.evidence.tabarena_rows import task_rows
+from normalign_reproduction.evidence.tabular import (
     METHODS,
     METRICS,
     PROTOCOLS,
@@ -27,15 +27,15 @@ from normalign.paper.evidence.tabular import (
     pairs,
     scores,
 )
-from normalign.paper.evidence.tabular_rows import (
+from normalign_reproduction.evidence.tabular_rows import (
     change_rows,
     leak_rows,
     mean_rows,
     summary,
 )
-from normalign.paper.experiments.tabular_data import TABLES
-from normalign.paper.reporting.outcomes import Outcome
-from normalign.paper.spec import Record, Records
+from normalign_reproduction.experiments.tabular_data import TABLES
+from normalign_reproduction.reporting.outcomes import Outcome
+from normalign_reproduction.spec import Record, Records
 
 ATTACKS = {"asr": "released", "strong": "strong"}
 RADII = ("0.1", "1", "2")

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.handmade import uci_members, write_tar
-
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 pytestmark = pytest.mark.slow
@@ -77,28 +75,6 @@ def test_the_rfm_benchmark_runs_and_every_contestant_does_the_same_work(tmp_path
     assert 0.7 < large["auc"] < large["best_auc"]
     again = last_line("rfm.py", "--quick", "--only", "e", "--against", str(saved))
     assert again["records"]["e"][0]["behind"] == 0
-
-
-def test_the_selection_benchmark_chooses_on_every_table(tmp_path):
-    members = {}
-    for name, n in {"one": 40, "two": 24}.items():
-        members |= uci_members(name, n=n, d=3)
-    write_tar(tmp_path / "uci/data.tar.gz", members)
-    result = last_line("rfm_selection.py", "--data-dir", str(tmp_path))
-    assert result["tables"] == 2
-    assert [(r["table"], r["method"]) for r in result["records"]] == [
-        ("two", "RFM"), ("two", "RFAM"), ("one", "RFM"), ("one", "RFAM"),
-    ]  # fmt: skip
-    # two float64 routes to one machine
-    assert result["routes"]["plain"]["same"] == 1
-
-
-@pytest.mark.data
-def test_float32_chooses_like_float64_on_the_smallest_tables():
-    result = last_line("rfm_selection.py", "--max-rows", "200")
-    assert result["tables"] > 30
-    assert result["routes"]["plain"]["same"] == 1
-    assert result["routes"]["float32"]["tables_same"] >= 0.98
 
 
 def test_the_benchmark_of_ridges_runs_and_ends_with_its_json(tmp_path):

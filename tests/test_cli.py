@@ -1,7 +1,6 @@
 import csv
 import functools
 import hashlib
-import inspect
 import json
 import os
 import re
@@ -90,18 +89,27 @@ def test_help_does_not_import_torch():
     )
     done = python(code)
     assert done.returncode == 0, done.stderr
-    assert "tour" in done.stdout
     assert "measure" in done.stdout
 
 
 @pytest.mark.parametrize(
     "command",
-    ["reproduce", "list", "show", "compare", "report", "tour", "measure", "data",
-     "doctor"],
-)  # fmt: skip
+    ["reproduce", "list", "show", "compare", "report", "measure", "data", "doctor"],
+)
 def test_every_command_has_help(capsys, command):
     assert main([command, "--help"]) == 0
     assert f"normalign {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["reproduce", "list", "show", "compare", "report"])
+def test_without_the_reproduction_its_commands_name_the_package(
+    command, capsys, monkeypatch
+):
+    monkeypatch.setattr("normalign.cli.entry_points", lambda group: ())
+    assert main([command, "table1", "--full"]) == 2
+    line = one_line(capsys)
+    assert line.startswith(f"normalign {command}: the package normalign-reproduction")
+    assert "pip install normalign-reproduction" in line
 
 
 def test_version_is_the_packages(capsys):
@@ -119,7 +127,6 @@ def test_version_is_the_packages(capsys):
         ["data"],
         ["data", "fetch"],
         ["data", "fetch", "mnist", "--timeout", "soon"],
-        ["tour", "--epochs", "many"],
     ],
 )
 def test_bad_words_get_one_line_and_exit_2(capsys, words):
@@ -235,9 +242,9 @@ def test_data_where_without_a_name_shows_the_search_path(capsys, tmp_path, monke
 @pytest.mark.parametrize("action", ["where", "fetch"])
 def test_an_unknown_source_exits_2(capsys, action):
     assert main(["data", action, "minst"]) == 2
-    assert "name must be one of mnist, cifar10, uci, tabarena, got 'minst'" in one_line(
-        capsys
-    )
+    line = one_line(capsys)
+    assert "name must be one of mnist, cifar10" in line
+    assert "got 'minst'" in line
 
 
 def test_data_fetch_without_a_network_exits_1(capsys, monkeypatch):
@@ -587,38 +594,3 @@ def test_infinite_values_are_null_in_the_json(files):
     assert "Infinity" not in text
     assert "NaN" not in text
     assert json.loads(text)["at"]["input"]["samples"]["jacobian_norm"] == [0.0] * 8
-
-
-# tour
-
-
-def test_tour_prints_the_table_and_the_reports_path(monkeypatch, capsys, tmp_path):
-    calls = []
-
-    def run_tour(*, out, seed, epochs, command):
-        calls.append((out, seed, epochs, command))
-        return types.SimpleNamespace(table="a | b", report=out / "index.html")
-
-    fake = types.ModuleType("normalign.paper.tour")
-    fake.run_tour = run_tour
-    monkeypatch.setitem(sys.modules, "normalign.paper.tour", fake)
-    monkeypatch.setitem(sys.modules, "normalign.paper", types.ModuleType("paper"))
-    assert main(["tour", "--out", str(tmp_path), "--seed", "3", "--epochs", "2"]) == 0
-    command = f"normalign tour --out {tmp_path} --seed 3 --epochs 2"
-    assert calls == [(tmp_path, 3, 2, command)]
-    assert capsys.readouterr().out == f"a | b\nreport: {tmp_path / 'index.html'}\n"
-
-
-def test_tour_refuses_a_file_as_its_folder(capsys, tmp_path):
-    (tmp_path / "file").write_text("")
-    assert main(["tour", "--out", str(tmp_path / "file")]) == 2
-    assert "normalign tour: --out must be a folder" in one_line(capsys)
-    assert main(["tour", "--epochs", "0"]) == 2
-    assert "--epochs must be at least 1" in one_line(capsys)
-
-
-def test_the_real_tour_takes_what_the_command_gives():
-    from normalign.paper.tour import TourResult, run_tour
-
-    inspect.signature(run_tour).bind(out=Path("out"), seed=0, epochs=None)
-    assert {"table", "report"} <= set(TourResult.__dataclass_fields__)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _FOLDERS = (
-    "data", "estimators", "geometry", "kernels", "nn", "optim", "paper", "plots",
+    "data", "estimators", "geometry", "kernels", "nn", "optim", "plots",
     "regularizers", "robustness", "theory", "training",
 )  # fmt: skip
 
@@ -89,7 +89,6 @@ __all__ = [
     "nn",
     "normal_alignment",
     "optim",
-    "paper",
     "participation_rank",
     "plot_centroids",
     "plot_partition",
@@ -134,9 +133,6 @@ if TYPE_CHECKING:  # what type checkers and editors see; keep in step with _HOME
     )
     from normalign import (
         optim as optim,
-    )
-    from normalign import (
-        paper as paper,
     )
     from normalign import (
         plots as plots,

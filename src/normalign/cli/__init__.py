@@ -11,18 +11,20 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from importlib.metadata import entry_points
+from typing import Any, NoReturn
 
 import normalign
 from normalign._checks import complaint
-from normalign.cli import compare, data, doctor, measure, report, reproduce, show, tour
-from normalign.cli import list as listing
+from normalign.cli import data, doctor, measure
+from normalign.cli.output import as_json, note, number, say, table
 
-__all__ = ["main"]
+__all__ = ["as_json", "main", "note", "number", "say", "table"]
 
-_COMMANDS = (
-    reproduce, listing, show, compare, report, tour, measure, data, doctor,
-)  # fmt: skip
+_COMMANDS = (measure, data, doctor)
+_GROUP = "normalign.commands"  # entry points: modules with `add_to(subparsers)`
+# Commands of the package normalign-reproduction, named where it is not installed.
+_REPRODUCTION = ("reproduce", "list", "show", "compare", "report")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -46,7 +48,30 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in _COMMANDS:
         command.add_to(commands)
+    plugins = {entry.name: entry for entry in entry_points(group=_GROUP)}
+    for entry in plugins.values():
+        entry.load().add_to(commands)
+    for name in _REPRODUCTION:
+        if name not in plugins:
+            _add_missing(commands, name)
     return parser
+
+
+def _add_missing(commands: Any, name: str) -> None:
+    """Add a command that names the package to install."""
+
+    def run(_: argparse.Namespace) -> int:
+        text = complaint(
+            f"normalign {name}", "the package normalign-reproduction", "installed",
+            "none", "Install it: pip install normalign-reproduction.",
+        )  # fmt: skip
+        raise ModuleNotFoundError(text)
+
+    parser = commands.add_parser(
+        name, allow_abbrev=False, help="needs the package normalign-reproduction"
+    )
+    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(run=run)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

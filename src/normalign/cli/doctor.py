@@ -10,7 +10,7 @@ from typing import Any
 
 import normalign
 from normalign._checks import installing
-from normalign.cli.data import describe_found, found
+from normalign.cli.data import describe_source, find_sources
 from normalign.cli.output import as_json, say, table
 
 __all__ = ["add_to", "run"]
@@ -26,7 +26,6 @@ _EXTRAS = {
     "fast": ("numba", "kernel machines on a processor, faster"),
     "skops": ("skops", "fitted estimators in files without pickle"),
     "dask": ("distributed", "fits over a cluster"),
-    "tabarena": ("pyarrow", "TabArena's tables"),
     "peers": ("catboost", "the other methods that RFAM is compared with"),
     "browser": ("playwright", "tests of the report in a browser"),
 }
@@ -75,7 +74,7 @@ def _report() -> dict[str, Any]:
         "versions": versions,
         "extras": extras,
         "devices": _devices() if usable else [],
-        "data": found() if usable else {},
+        "data": find_sources() if usable else {},
     }
 
 
@@ -129,7 +128,7 @@ def _print(report: dict[str, Any]) -> None:
     ]
     table("Devices", ("device", "name", "size"), devices)
     data = [
-        (name, describe_found(entry), entry["folder"] or "-")
+        (name, describe_source(entry), entry["folder"] or "-")
         for name, entry in report["data"].items()
     ]
     table("Data in files", ("name", "here", "folder"), data)

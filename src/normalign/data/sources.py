@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from normalign._checks import require
 
 __all__ = [
     "CIFAR10",
-    "COLLECTIONS",
     "MNIST",
     "SOURCES",
-    "TABARENA",
-    "UCI",
+    "Collection",
     "RemoteFile",
     "Source",
     "source_named",
@@ -84,6 +85,29 @@ class Source:
         return sum(file.size for file in self.files)
 
 
+@dataclass(frozen=True)
+class Collection:
+    """A set of tables that another package adds to ``normalign data``.
+
+    It is registered as an entry point of the group ``normalign.collections``.
+
+    Parameters
+    ----------
+    source : Source
+    find : callable
+        Takes a data folder or ``None`` and returns a mapping with ``"folder"``,
+        ``"exact"`` and ``"tables"``, and either ``"about"``, a few words, or
+        ``"error"``.
+    fetch : callable
+        Takes the parsed arguments of ``normalign data fetch`` and returns the exit
+        code.
+    """
+
+    source: Source
+    find: Callable[[Path | None], dict[str, Any]]
+    fetch: Callable[[Namespace], int]
+
+
 MNIST = Source(
     name="mnist",
     title="MNIST: 70000 handwritten digits, 28 x 28, 10 classes",
@@ -127,48 +151,22 @@ CIFAR10 = Source(
     citation="Krizhevsky: Learning multiple layers of features from tiny images (2009)",
 )  # fmt: skip
 
-# Its authors published neither size nor checksum, so that nothing can be downloaded on
-# trust: a copy is put in place by hand, and every copy counts as not exact.
-UCI = Source(
-    name="uci",
-    title="121 classification tables of the UCI repository, 10 to 130064 rows",
-    files=(RemoteFile("uci/data.tar.gz", size=0, md5=""),),
-    mirrors=(),
-    licence="as each table of the UCI repository",
-    citation="Fernández-Delgado, Cernadas, Barro, Amorim: Do we need hundreds of "
-    "classifiers to solve real world classification problems? (JMLR 15, 2014)",
-    page="http://persoal.citius.usc.es/manuel.fernandez.delgado/papers/jmlr/",
-)
-
-# Every table has a checksum of its own, which OpenML states when it is asked for it.
-TABARENA = Source(
-    name="tabarena",
-    title="51 tables of TabArena v0.1, 748 to 150000 rows",
-    files=(),
-    mirrors=("https://www.openml.org/api/v1/xml",),
-    licence="as each table says",
-    citation="Erickson et al.: TabArena: a living benchmark for machine learning on "
-    "tabular data (2025)",
-    page="https://tabarena.ai",
-)
-
 SOURCES = {source.name: source for source in (MNIST, CIFAR10)}
-COLLECTIONS = {source.name: source for source in (UCI, TABARENA)}
 
 
-def source_named(name: str, *, callee: str = "source_named") -> Source:
+def source_named(name: str) -> Source:
     """Return the source of that name.
 
     Raises
     ------
     ValueError
-        If there is none; the complaint lists the names.
+        If there is none; the message lists the names.
 
     Examples
     --------
     >>> source_named("mnist").files[0].name
     'train-images-idx3-ubyte.gz'
     """
-    every = {**SOURCES, **COLLECTIONS}
-    require(name in every, callee, "name", f"one of {', '.join(every)}", repr(name))
-    return every[name]
+    rule = f"one of {', '.join(SOURCES)}"
+    require(name in SOURCES, "source_named", "name", rule, repr(name))
+    return SOURCES[name]

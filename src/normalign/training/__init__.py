@@ -4,19 +4,23 @@ from normalign.training import robust, rules
 from normalign.training.attack import measures, robust_accuracy, stacked_pgd
 from normalign.training.batches import Attacked, Augmented
 from normalign.training.centroids import stacked_centroid_alignment
+from normalign.training.checkpoint import CheckpointRefused
 from normalign.training.ensemble import Ensemble, Member
 from normalign.training.history import History
 from normalign.training.loop import Split, accuracy, is_evaluated, train
 from normalign.training.measures import stacked_geometry
 from normalign.training.reduction import SpanReduction, span_reduction
+from normalign.training.stack import Measure
 from normalign.training.together import Trained, train_together
 from normalign.training.tuning import TunedWeight, tune_weight
 
 __all__ = [
     "Attacked",
     "Augmented",
+    "CheckpointRefused",
     "Ensemble",
     "History",
+    "Measure",
     "Member",
     "SpanReduction",
     "Split",

@@ -21,6 +21,7 @@ from normalign.regularizers import PenaltyForm
 from normalign.training.answers import answers_of_sets
 from normalign.training.checkpoint import fingerprint
 from normalign.training.group import Group, Plan, Record
+from normalign.training.history import History
 from normalign.training.likeness import check_outputs, working_dtype
 from normalign.training.loop import Split, is_evaluated
 from normalign.training.losses import stacked_loss, threshold_of
@@ -242,8 +243,10 @@ class Ensemble:
             callback=hooked,
         )[0]
 
-    def groups(self, records: list[Record]) -> list[Group]:
+    def groups(self, records: list[Record] | None = None) -> list[Group]:
         """Return the stacks to train, one for each kind of member, at their start."""
+        if records is None:
+            records = [Record(History()) for _ in self.members]
         kinds: dict[Any, list[int]] = {}
         for i, member in enumerate(self.members):
             kinds.setdefault(member.kind, []).append(i)

@@ -1,0 +1,1 @@
+"""The commands about the paper, registered with `normalign` by entry points."""

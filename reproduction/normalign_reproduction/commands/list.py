@@ -1,0 +1,68 @@
+"""``normalign list``: the paper's tables and figures, and what there is of them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from normalign.cli import say, table
+from normalign_reproduction.commands import stored
+
+if TYPE_CHECKING:
+    from normalign_reproduction.results import Store
+    from normalign_reproduction.spec import Item
+
+__all__ = ["add_to", "run"]
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser's subcommands."""
+    parser = commands.add_parser(
+        "list", allow_abbrev=False, help="the paper's tables and figures",
+        description="List the paper's tables and figures: how many of their runs are "
+        "finished at both sizes, and how long all of them take.",
+    )  # fmt: skip
+    stored.add_options(parser, names="", size=False)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a row for each item."""
+    stored.checked(arguments, "normalign list")
+    from normalign_reproduction import catalogue
+
+    store = stored.store_of(arguments)
+    rows = []
+    for name in catalogue.NAMES:
+        item = catalogue.item(name)
+        row = [name, item.reference, item.title]
+        for size in ("quick", "full"):
+            row += _standing(item, size, store, arguments)
+        rows.append(row)
+    columns = ("name", "reference", "title", "quick", "time", "full", "time")
+    table(f"Tables and figures, {arguments.preset} preset", columns, rows)
+    say("runs finished of all; `normalign reproduce NAME` makes those that are missing")
+    return 0
+
+
+def _standing(
+    item: Item, size: str, store: Store, arguments: argparse.Namespace
+) -> list[str]:
+    """Return how many runs of an item are finished, and how long all take.
+
+    Of runs on either digits, those count of which more are finished, as everywhere.
+    """
+    from normalign_reproduction.reporting.outcomes import outcome
+    from normalign_reproduction.running.progress import duration
+
+    if size not in item.sizes:
+        return ["-", "-"]
+    preset, seeds = arguments.preset, arguments.seeds
+    there = outcome(item, size=size, preset=preset, store=store, seeds=seeds)
+    chosen = item.sizes[size]
+    share = 1.0 if seeds is None else seeds / chosen.seeds
+    spoken = ", ".join(
+        f"{duration(share * seconds)} {device}"
+        for device, seconds in chosen.seconds.items()
+    )
+    return [f"{len(there.records)} of {len(there.runs)}", spoken or "unknown"]

@@ -1,0 +1,311 @@
+"""``normalign reproduce``: run what is missing of the paper, and write the report."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import math
+import os
+import shlex
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normalign.cli import note, say, table
+from normalign_reproduction._errors import complaint, require
+from normalign_reproduction.commands import archiving, stored
+from normalign_reproduction.commands.unchanged import fingerprint, recalled, remembered
+
+if TYPE_CHECKING:
+    from normalign_reproduction.results import Store
+    from normalign_reproduction.running.plan import Plan
+    from normalign_reproduction.running.runner import Performance
+    from normalign_reproduction.running.workers import Ended
+    from normalign_reproduction.spec import Item
+
+__all__ = ["add_to", "run"]
+
+_CALLEE = "normalign reproduce"
+_FOLDERS = ("tables", "figures")
+_TRACES = 3  # named of failures that say the same
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser's subcommands."""
+    parser = commands.add_parser(
+        "reproduce", allow_abbrev=False,
+        help="run what is missing of the paper and write the report",
+        description="Run what is missing of the paper's tables and figures, all by "
+        "default, and write a report. What was interrupted, by Ctrl-C or by a crash, "
+        "goes on where it was when the same command is given again.",
+    )  # fmt: skip
+    stored.add_options(parser)
+    add = parser.add_argument
+    add(
+        "--digits", choices=("mnist", "digits_5000"),
+        help="on which digits (default: MNIST if it is here, else the embedded ones)",
+    )  # fmt: skip
+    add(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto",
+        help="default: %(default)s, a GPU if there is one",
+    )  # fmt: skip
+    add(
+        "--jobs", default="auto", metavar="N|auto",
+        help="batches at a time (default: one for each processor, one on a GPU)",
+    )  # fmt: skip
+    add(
+        "--backend", choices=("loky", "dask", "ray"), default="loky",
+        help="what spreads them (default: %(default)s, processes of this machine)",
+    )  # fmt: skip
+    add(
+        "--archive", type=Path, metavar="DIR",
+        help="afterwards write one file of results for each item",
+    )  # fmt: skip
+    add(
+        "--checkpoint-seconds", type=float, default=15.0, metavar="S",
+        help="how often running batches are kept (default: %(default)s)",
+    )  # fmt: skip
+    add("--dry-run", action="store_true", help="print what would be done, and how long")
+    add(
+        "--commit", metavar="SHA",
+        help="what the results are said to be made by, on a machine without git",
+    )  # fmt: skip
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what is missing; print the findings and where the report is."""
+    stored.checked(arguments, _CALLEE)
+    jobs, every = _jobs(arguments.jobs), arguments.checkpoint_seconds
+    rule = "a finite number above 0"
+    require(0 < every < math.inf, _CALLEE, "--checkpoint-seconds", rule, every)
+    memory = arguments.out / "unchanged.json"
+    # A copy of a folder, or the same words elsewhere, are another command.
+    places = (arguments.out, *stored.archives(arguments))
+    words = [*stored.words_of(arguments), *(str(place.resolve()) for place in places)]
+    lasting = not (arguments.dry_run or arguments.archive)
+    if lasting and (before := recalled(memory, words)) is not None:
+        say(before)
+        return 0
+    try:
+        return _reproduced(arguments, jobs, memory if lasting else None, words)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        note(_no_space(arguments.out, str(error)))
+        return 1
+
+
+def _reproduced(
+    arguments: argparse.Namespace, jobs: int | None, memory: Path | None, words: Any
+) -> int:
+    before: list[tuple[str, list[Path]]] = [(fingerprint(words, []), [])]  # the code
+    from normalign_reproduction.experiments.digits import digits_source
+    from normalign_reproduction.running.plan import planned
+    from normalign_reproduction.running.pools import jobs_for
+
+    given = _given(arguments)
+    before.append((fingerprint(words, given), given))
+    device, out = _device(arguments.device), arguments.out
+    n_jobs, threads = jobs_for(jobs, device=device)
+    items, store = stored.chosen(arguments), stored.store_of(arguments)
+    asked: dict[str, Any] = {
+        "size": stored.size_of(arguments), "preset": arguments.preset,
+        "digits": arguments.digits or digits_source(), "seeds": arguments.seeds,
+    }  # fmt: skip
+    plan = planned(
+        items, **asked, device=device, store=store, work=out / "work", jobs=n_jobs
+    )
+    if arguments.archive is not None:
+        archiving.check(plan, arguments.archive, callee=_CALLEE)
+    if arguments.dry_run:
+        _print_plan(plan, device, n_jobs)
+        return 0
+    _prepare(arguments)
+    if plan.batches:
+        _announce(plan, device, n_jobs)
+        performance = _performed(plan, arguments, device, n_jobs, threads)
+        if performance.interrupted:
+            _tell_interrupted(plan, store)
+            return 130
+        if performance.full is not None:
+            note(_no_space(out, performance.full.error))
+            return 1
+        if performance.failures:
+            _report(arguments, items, store, asked)
+            _tell_failures(performance, out / "work")
+            return 1
+    before.append((fingerprint(words, [out / "results"]), [out / "results"]))
+    printed = _report(arguments, items, store, asked)
+    if arguments.archive is not None:
+        archiving.write(plan, store, arguments.archive)
+    if memory is not None:
+        report = [out / name for name in ("results", "report.html", *_FOLDERS)]
+        seen = [*given, *report]
+        remembered(memory, words, printed, seen=seen, before=before)
+    return 0
+
+
+def _performed(
+    plan: Plan,
+    arguments: argparse.Namespace,
+    device: str,
+    jobs: int,
+    threads: int | None,
+) -> Performance:
+    from normalign_reproduction.running.runner import carried_out
+    from normalign_reproduction.running.workers import Workplace
+    from normalign_reproduction.store import device_name, provenance
+
+    # The pool replaces a process that grew or rested; nothing is lost by it.
+    warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
+    made = provenance()
+    made["commit"] = arguments.commit or made["commit"]
+    made["device"] = device_name(device)
+    made["at_a_time"] = min(jobs, len(plan.batches))
+    out = arguments.out.absolute()
+    place = Workplace(
+        out / "results", out / "work", device, threads, made,
+        checkpoint_seconds=arguments.checkpoint_seconds,
+    )  # fmt: skip
+    return carried_out(
+        plan, place, jobs=jobs, backend=arguments.backend, stream=sys.stderr
+    )
+
+
+def _report(
+    arguments: argparse.Namespace, items: list[Item], store: Store, asked: Any
+) -> str:
+    """Write the report; print what was found and where the report is."""
+    from normalign_reproduction.reporting.outcomes import outcomes
+    from normalign_reproduction.reporting.report import write_report
+
+    command = shlex.join(["normalign", "reproduce", *stored.words_of(arguments)])
+    report = write_report(
+        arguments.out, items=items, store=store, command=command, **asked
+    )
+    lines = []
+    for one in outcomes(items, store=store, **asked):
+        lines.append(f"{one.item.reference}, {one.item.title} ({one.about})")
+        lines.append(f"  {one.finding or one.missing}")
+        counts = {"hold": True, "do not": False, "cannot be told": None}
+        said = [f"{one.count(how)} {word}" for word, how in counts.items()]
+        lines += [f"  claims: {', '.join(said)}"] if one.verdicts else []
+    printed = "\n".join([*lines, f"report: {report}"])
+    say(printed)
+    return printed
+
+
+def _print_plan(plan: Plan, device: str, jobs: int) -> None:
+    from normalign_reproduction.running.progress import duration
+
+    rows = [
+        (
+            part.item.name,
+            part.item.reference,
+            f"{part.finished} of {len(part.runs)}",
+            f"{sum(batch.missing for batch in part.batches)}",
+            f"{len(part.batches)}",
+            f"{sum(batch.begun for batch in part.batches)}",
+            duration(part.seconds) if part.batches else "-",
+        )
+        for part in plan.parts
+    ]
+    columns = ("item", "reference", "finished", "to run", "batches", "begun", "time")
+    table(f"Plan for {device}, {jobs} at a time", columns, rows)
+    say(f"{plan.missing} runs to do; expected time: {duration(plan.seconds)}")
+
+
+def _announce(plan: Plan, device: str, jobs: int) -> None:
+    from normalign_reproduction.running.progress import duration
+
+    note(
+        f"{plan.missing} runs in {len(plan.batches)} batches on {device}, {jobs} at a "
+        f"time; expected time: {duration(plan.seconds)}"
+    )
+
+
+def _tell_interrupted(plan: Plan, store: Store) -> None:
+    runs = {run.key: run for part in plan.parts for run in part.runs}
+    n_stored = len(store.records(list(runs.values())))
+    note(
+        f"{_CALLEE}: interrupted; {n_stored} of {len(runs)} runs are stored. The same "
+        "command goes on from here."
+    )
+
+
+def _tell_failures(performance: Performance, work: Path) -> None:
+    failures = performance.failures
+    note(f"{_CALLEE}: {len(failures)} of {len(performance.ended)} batches failed:")
+    alike: dict[tuple[str, str], list[Ended]] = {}
+    for one in failures:
+        alike.setdefault((one.batch.item, str(one.error)), []).append(one)
+    for (item, error), group in alike.items():
+        runs = sum(len(one.batch.runs) for one in group)
+        note(f"  {item}, {runs} runs: {error}" if runs > 1 else f"  {item}: {error}")
+        traces = [work / f"{one.batch.key}.error" for one in group]
+        there = [trace for trace in traces if trace.exists()]
+        for trace in there[:_TRACES]:
+            note(f"    {trace}")
+        if len(there) > _TRACES:
+            note(f"    and {len(there) - _TRACES} more")
+    note("What did not fail is stored; the same command tries these again.")
+
+
+def _no_space(out: Path, error: str) -> str:
+    return complaint(
+        _CALLEE, "--out", "on a disk with space left", f"{out}: {error}",
+        "Nothing stored is lost: make room and give the same command again.",
+    )  # fmt: skip
+
+
+def _prepare(arguments: argparse.Namespace) -> None:
+    """Make the folders that are written to, or refuse those that cannot be."""
+    out, archive = arguments.out, arguments.archive
+    wanted = {out: "--out"} | ({archive: "--archive"} if archive is not None else {})
+    for folder, option in wanted.items():
+        rule = "a folder that can be written to"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise
+            got = f"{folder}: {error.strerror}"
+            raise ValueError(complaint(_CALLEE, option, rule, got)) from error
+        require(os.access(folder, os.W_OK), _CALLEE, option, rule, f"{folder}")
+    for name in ("results", "work", *_FOLDERS):
+        inner = out / name
+        fits, got = (
+            inner.is_dir() or not inner.exists(),
+            f"{out}, in which it is a file",
+        )
+        require(fits, _CALLEE, "--out", f"one in which {name} is a folder", got)
+
+
+def _given(arguments: argparse.Namespace) -> list[Path]:
+    """Return what the printed text depends on, beside the code and the results."""
+    from normalign.data import MNIST, search_path
+
+    data = [folder / file.path for folder in search_path() for file in MNIST.files]
+    places = (*stored.archives(arguments), *data)
+    return [place.absolute() for place in places]
+
+
+def _device(asked: str) -> str:
+    import torch
+
+    there = torch.cuda.is_available()
+    require(
+        there or asked != "cuda", _CALLEE, "--device",
+        "a device of this machine", "'cuda', of which there is none",
+    )  # fmt: skip
+    return "cuda" if there and asked != "cpu" else "cpu"
+
+
+def _jobs(asked: str) -> int | None:
+    if asked == "auto":
+        return None
+    legal = asked.isdecimal() and int(asked) >= 1
+    require(legal, _CALLEE, "--jobs", "'auto' or a number from 1 on", repr(asked))
+    return int(asked)

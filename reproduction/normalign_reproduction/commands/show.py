@@ -1,0 +1,117 @@
+"""``normalign show``: the tables and figures of an item, from what is stored."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from normalign.cli import note, say
+from normalign_reproduction._errors import require
+from normalign_reproduction.commands import stored
+
+if TYPE_CHECKING:
+    from normalign_reproduction.reporting.outcomes import Outcome
+
+__all__ = ["add_digits", "add_to", "found", "run"]
+
+_CALLEE = "normalign show"
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser's subcommands."""
+    parser = commands.add_parser(
+        "show", allow_abbrev=False, help="tables and figures, from what is stored",
+        description="Write the tables of an item to stdout, ours beside the paper's; "
+        "of a figure, where its curves end or which numbers its runs gave, or with "
+        "--format svg the figure itself; and what differs from the paper. Exit code "
+        "1 if no run of an item is finished.",
+    )  # fmt: skip
+    stored.add_options(parser)
+    add_digits(parser)
+    parser.add_argument(
+        "--format", choices=("table", "md", "csv", "tex", "svg"), default="table",
+        help="default: %(default)s",
+    )  # fmt: skip
+    parser.add_argument(
+        "--part", metavar="NAME",
+        help="one table or figure of an item that has several; CSV and SVG have only "
+        "one in a file (default: its first)",
+    )  # fmt: skip
+    parser.set_defaults(run=run)
+
+
+def add_digits(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of digits to a command that only reads."""
+    parser.add_argument(
+        "--digits", choices=("mnist", "digits_5000"),
+        help="on which digits (default: those of which more runs are finished)",
+    )  # fmt: skip
+
+
+def found(arguments: argparse.Namespace) -> list[Outcome]:
+    """Return what is stored of the items that the options name."""
+    from normalign_reproduction.reporting.outcomes import outcomes
+
+    return outcomes(
+        stored.chosen(arguments), size=stored.size_of(arguments),
+        preset=arguments.preset, digits=arguments.digits, seeds=arguments.seeds,
+        store=stored.store_of(arguments),
+    )  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write what is asked for; 1 if there is nothing of an item."""
+    stored.checked(arguments, _CALLEE)
+    names, form = arguments.names, arguments.format
+    single = form not in ("svg", "csv") or len(names) == 1
+    rule = "one name for this format"
+    require(single, _CALLEE, "NAME", rule, f"{len(names)} with --format {form}")
+    empty, shown = False, []
+    for outcome in found(arguments):
+        if outcome.missing:
+            note(f"{_CALLEE}: {outcome.item.name}: {outcome.missing}")
+        texts = _texts(outcome, form, arguments.part) if outcome.records else []
+        shown += texts
+        empty = empty or not texts
+    if shown:
+        say("\n".join(shown))
+    return int(empty)
+
+
+def _texts(outcome: Outcome, form: str, part: str | None) -> list[str]:
+    """Return the parts of an item that are asked for, as text."""
+    from normalign_reproduction.reporting.differences import difference_list
+    from normalign_reproduction.reporting.drawings import svg_file
+    from normalign_reproduction.reporting.rendering import render
+    from normalign_reproduction.reporting.shown import figures, tables
+    from normalign_reproduction.reporting.verdict_tables import verdict_tables
+
+    records = outcome.records
+    if form == "svg":
+        drawn = figures(outcome)
+        names = _parts(list(drawn), form, part)
+        return [
+            svg_file(drawn[name], records, name=name, about=outcome.about)
+            for name in names
+        ]
+    written = tables(outcome) | tables(outcome, ends=True)
+    if not written:  # nothing to tabulate but what is said about it
+        name = outcome.item.name
+        found = verdict_tables(outcome)
+        written = {f"{name}-claim{i}": table for i, table in enumerate(found, 1)}
+    names = _parts(list(written), form, part)
+    texts = [
+        render(written[name], records, form=form, about=outcome.about)
+        for name in names
+    ]  # fmt: skip
+    return texts + ([] if form == "csv" else [difference_list(outcome, form=form)])
+
+
+def _parts(there: list[str], form: str, part: str | None) -> list[str]:
+    rule = f"one of {', '.join(there) or 'none'}"
+    require(part is None or part in there, _CALLEE, "--part", rule, repr(part))
+    names = there if part is None else [part]
+    if form in ("csv", "svg") and len(names) > 1:
+        note(f"{_CALLEE}: {names[0]}; --part shows {' or '.join(names[1:])}")
+        return names[:1]
+    return names

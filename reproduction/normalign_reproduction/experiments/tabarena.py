@@ -1,0 +1,190 @@
+"""RFAMs on the tasks of TabArena: an identity weight's error, validated and tested."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from normalign.estimators import (
+    RFAMClassifierCV,
+    RFAMRegressorCV,
+    make_tabular_pipeline,
+)
+from normalign_reproduction.context import Context
+from normalign_reproduction.experiments.kept import Kept
+from normalign_reproduction.experiments.tabarena_errors import error_of
+from normalign_reproduction.experiments.tabarena_tasks import (
+    BUNDLED,
+    TASKS,
+    Task,
+    task_named,
+)
+from normalign_reproduction.experiments.tabular_splits import inner_split
+from normalign_reproduction.experiments.together import alike
+from normalign_reproduction.spec import Run
+
+__all__ = ["Division", "batches", "compute", "divided"]
+
+_SMALL = 2000  # rows to fit that a GPU is not asked for
+
+
+@dataclass(frozen=True)
+class Division:
+    """The rows of a task, each in one part: to fit, to validate and to test on."""
+
+    fit: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+
+    @property
+    def development(self) -> np.ndarray:
+        """The rows to fit and to validate on."""
+        return np.concatenate([self.fit, self.validation])
+
+
+def batches(runs: Sequence[Run], device: torch.device) -> list[list[Run]]:
+    """Return all identity weights of one division together, large tables first."""
+    rows = {facts.name: facts.rows for facts in (*TASKS, *BUNDLED)}
+    groups = alike(runs, but_for=("identity_weight",), any_seed=False)
+    return sorted(groups, key=lambda group: -rows.get(group[0]["task"], 0))
+
+
+def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
+    """Return the validation and the test error of each run.
+
+    Ridge and iteration are those with the least error on the validation rows, after
+    fits to the fit rows; that machine, fitted to both, is tested. Columns are imputed,
+    scaled and encoded as in the development part, once for all runs. A run that is
+    done is kept, and not done again.
+    """
+    kept = Kept(context)
+    prepared = cache(partial(_Prepared, batch[0]))
+    results = []
+    for number, run in enumerate(batch):
+
+        def follow(share: float, run: Run = run, number: int = number) -> None:
+            words = f"{run['task']}, identity weight {run['identity_weight']:g}"
+            context.progress((number + share) / len(batch), words)
+
+        done = kept.get(run)
+        if done is None:
+            rows = prepared()
+            # A small one stays on the processor: launches take longer than arithmetic.
+            device = str(context.device) if rows.n_fit > _SMALL else "cpu"
+            done = kept.put(run, _result(run, rows, device, follow))
+        follow(1.0)
+        results.append(done)
+    return results
+
+
+def divided(
+    task: Task, *, seeds: Sequence[int], test_share: float, validation_share: float
+) -> Division:
+    """Return the rows of a task in three parts, classes in equal shares.
+
+    Of a class with few rows some stay to fit on, so no machine meets a class that it
+    was not shown.
+
+    Parameters
+    ----------
+    seeds : pair of int
+        Of the test rows, and of the validation rows among the others.
+    test_share, validation_share : float
+        Of all rows; of the rows that are not tested on.
+    """
+    n = len(task.answers)
+    strata = task.answers if task.n_classes else np.zeros(n, dtype=int)
+    classes, every = torch.as_tensor(strata), torch.arange(n)
+    development, test = inner_split(classes, every, seed=seeds[0], share=test_share)
+    fit, validation = inner_split(
+        classes, development, seed=seeds[1], share=validation_share
+    )
+    return Division(fit.numpy(), validation.numpy(), test.numpy())
+
+
+def _seeds(run: Run) -> list[int]:
+    """Return the seeds of a run's division and of its machines."""
+    state = np.random.SeedSequence([run.seed, run["repeat"]]).generate_state(3)
+    return [int(seed) for seed in state]
+
+
+class _Prepared:
+    """The rows of a division as machines take them."""
+
+    def __init__(self, run: Run) -> None:
+        self.task = task_named(run["task"], run.data)
+        division = divided(
+            self.task, seeds=_seeds(run)[:2], test_share=run["test_share"],
+            validation_share=run["validation_share"],
+        )  # fmt: skip
+        categorical, most = self.task.categorical, run["max_categories"]
+        pipeline = make_tabular_pipeline(
+            RFAMRegressorCV(), categorical=categorical, max_categories=most
+        )
+        columns, known = pipeline[:-1], division.development
+        self.x = columns.fit_transform(_taken(self.task.table, known))
+        self.x_test = columns.transform(_taken(self.task.table, division.test))
+        self.y, self.y_test = self.task.answers[known], self.task.answers[division.test]
+        self.n_fit, self.n_validation = len(division.fit), len(division.validation)
+
+    @property
+    def split(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where the rows to fit and to validate on are among those of development."""
+        every = np.arange(self.n_fit + self.n_validation)
+        return every[: self.n_fit], every[self.n_fit :]
+
+
+def _taken(table: Any, rows: np.ndarray) -> Any:
+    return table.iloc[rows] if hasattr(table, "iloc") else table[rows]
+
+
+def _result(
+    run: Run, rows: _Prepared, device: str, follow: Callable[[float], None]
+) -> dict[str, Any]:
+    """Choose ridge and iteration for a run's identity weight, and test the choice."""
+    task, started, scored = rows.task, time.perf_counter(), 0
+    n_candidates = len(run["ridges"]) * (run["n_iter"] + 1)
+
+    def score(machine: Any, x: np.ndarray, y: np.ndarray) -> float:
+        nonlocal scored
+        scored += 1
+        follow(scored / (n_candidates + 1))  # the last is the fit to all rows
+        return -error_of(machine, x, y, metric=task.metric, n_classes=task.n_classes)
+
+    kind = RFAMRegressorCV if task.n_classes is None else RFAMClassifierCV
+    machine = kind(
+        ridges=run["ridges"], identity_weights=[run["identity_weight"]],
+        n_iter=run["n_iter"], bandwidth=run["bandwidth"], cv=[rows.split],
+        scoring=score, agop_samples=run["agop_samples"], device=device,
+        random_state=_seeds(run)[2],
+    ).fit(rows.x, rows.y)  # fmt: skip
+    test_error = error_of(
+        machine, rows.x_test, rows.y_test, metric=task.metric, n_classes=task.n_classes
+    )
+    found: Any = machine.cv_results_
+    along = 0.0 - found["mean_test_score"][found["param_ridge"] == machine.ridge_]
+    return {
+        "validation_error": 0.0 - machine.best_score_,
+        "test_error": test_error,
+        "metric": task.metric,
+        "ridge": machine.ridge_,
+        "iteration": machine.best_params_["n_iter"],
+        "validation_by_iteration": [
+            float(error) if math.isfinite(error) else None for error in along
+        ],
+        "n_fit": rows.n_fit,
+        "n_validation": rows.n_validation,
+        "n_test": len(rows.y_test),
+        "n_inputs": rows.x.shape[1],
+        "solver": machine.solver_,
+        "dtype": machine.solver_dtype_,
+        "partial": task.partial,
+        "seconds": round(time.perf_counter() - started, 3),
+    }

@@ -1,0 +1,175 @@
+"""Finished runs on disk: one file each, found again by key; and archives of many.
+
+A file is written whole or not at all. One that is damaged is set aside, never read and
+never overwritten; its run counts as missing, unless an archive has it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from normalign_reproduction._errors import complaint, require
+from normalign_reproduction.files import write_json
+from normalign_reproduction.packing import packed_archive, unpacked_archive
+from normalign_reproduction.spec import Record, Run
+
+__all__ = ["Store", "read_archive", "write_archive"]
+
+FORMAT, ARCHIVE = 1, 2
+_log = logging.getLogger(__name__)
+
+
+class Store:
+    """Results by the key of their run, in a folder, with archives to read from.
+
+    Parameters
+    ----------
+    folder : Path
+        Made when the first result is written.
+    archives : iterable of Path
+        Files of :func:`write_archive`, or folders of them. What the folder has comes
+        first.
+    """
+
+    def __init__(self, folder: Path, *, archives: Iterable[Path] = ()) -> None:
+        self.folder = Path(folder)
+        self._archives = [file for path in archives for file in _files(Path(path))]
+        self._archived: dict[str, dict[str, Any]] | None = None
+
+    def path(self, run: Run) -> Path:
+        """Return where the result of a run is, or will be."""
+        return self.folder / run.experiment / f"{run.key}.json"
+
+    def has(self, run: Run) -> bool:
+        """Say whether a run is finished."""
+        return self.read(run) is not None
+
+    def read(self, run: Run) -> Record | None:
+        """Return what came out of a run, or ``None`` if it is not there."""
+        path = self.path(run)
+        stored = _entry(path) if path.is_file() else None
+        stored = stored or self._from_archive(run.key)
+        if stored is None:
+            return None
+        return Record(run, stored["result"], stored["made"])
+
+    def write(self, run: Run, result: dict[str, Any], made: dict[str, Any]) -> Path:
+        """Keep what came out of a run."""
+        return write_json(self.path(run), _entry_of(Record(run, result, made)))
+
+    def records(self, runs: Sequence[Run]) -> list[Record]:
+        """Return the records of those runs that are finished, in the order given."""
+        found = (self.read(run) for run in runs)
+        return [record for record in found if record is not None]
+
+    def _from_archive(self, key: str) -> dict[str, Any] | None:
+        if self._archived is None:
+            self._archived = {}
+            for file in self._archives:
+                for entry in _archive_entries(file):
+                    self._archived.setdefault(entry["key"], entry)
+        return self._archived.get(key)
+
+
+def write_archive(path: Path, records: Iterable[Record], **about: Any) -> Path:
+    """Write records into one file, to be committed or sent.
+
+    Parameters
+    ----------
+    about
+        Further entries of the file's head, such as ``item="table1"``.
+    """
+    kept = sorted(records, key=lambda record: record.run.key)
+    whole = {"format": ARCHIVE, **about, **packed_archive(kept)}
+    return write_json(path, whole, indent=None)
+
+
+def read_archive(path: Path) -> list[Record]:
+    """Return the records in a file of :func:`write_archive`.
+
+    Raises
+    ------
+    ValueError
+        If the file is something else, or damaged.
+    """
+    try:
+        return [
+            Record(Run(**entry["run"]), entry["result"], entry["made"])
+            for entry in _archive_entries(path)
+        ]
+    except TypeError as error:  # no run
+        raise _no_archive(path, error) from error
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.glob("*.json") if file.is_file())
+
+
+def _archive_entries(path: Path) -> list[dict[str, Any]]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        of, records = content["format"], content["records"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _no_archive(path, error) from error
+    rule = f"of format {ARCHIVE}, or of an earlier one"
+    known = of in (1, ARCHIVE)
+    require(known, "read_archive", "path", rule, f"{path} of format {of}")
+    try:
+        joined = unpacked_archive(content)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _no_archive(path, error) from error
+    if not (isinstance(records, list) and all(map(_is_whole, joined))):
+        raise _no_archive(path, TypeError("a part is missing or of another kind"))
+    return joined
+
+
+def _no_archive(path: Path, error: Exception) -> ValueError:
+    """Return the complaint about a file that is no archive."""
+    got = f"{path} ({type(error).__name__}: {error})"
+    remedy = "Remove the file, or get it again."
+    rule = "an archive of results"
+    return ValueError(complaint("read_archive", "path", rule, got, remedy))
+
+
+def _entry_of(record: Record) -> dict[str, Any]:
+    return {
+        "format": FORMAT, "key": record.run.key, "run": record.run.to_dict(),
+        "result": record.result, "made": dict(record.made),
+    }  # fmt: skip
+
+
+def _is_whole(entry: dict[str, Any]) -> bool:
+    parts = (entry.get(name) for name in ("run", "result", "made"))
+    return isinstance(entry.get("key"), str) and all(
+        isinstance(part, dict) for part in parts
+    )
+
+
+def _entry(path: Path) -> dict[str, Any] | None:
+    """Return a stored result, or set a file aside that is none."""
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        named = entry["format"] == FORMAT and entry["key"] == path.stem
+        if named and _is_whole(entry):
+            return entry
+        reason = "it is not whole" if named else "it is of another format or key"
+    except FileNotFoundError:  # another process has just set it aside
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+    aside = path.with_suffix(".damaged")
+    number = 1
+    while aside.exists():  # of an earlier time
+        number += 1
+        aside = path.with_suffix(f".{number}.damaged")
+    with suppress(FileNotFoundError):
+        path.replace(aside)
+    _log.warning("%s was set aside as %s: %s", path, aside.name, reason)
+    return None

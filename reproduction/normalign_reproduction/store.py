@@ -1,0 +1,117 @@
+"""Results on disk: keyed by what made them, written whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import normalign
+from normalign_reproduction._errors import require
+from normalign_reproduction.files import settings_hash, write_bytes, write_json
+
+__all__ = [
+    "commit",
+    "device_name",
+    "provenance",
+    "read_tensors",
+    "settings_hash",
+    "write_bytes",
+    "write_json",
+    "write_tensors",
+]
+
+_PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "matplotlib", "mlxtend")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Path:
+    """Write named tensors as a NumPy archive, which holds numbers and nothing else."""
+    buffer = io.BytesIO()
+    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+    # Without allow_pickle=False, which NumPy 1.26 would store as one more array.
+    np.savez(buffer, **arrays)  # pyright: ignore[reportArgumentType]
+    return write_bytes(path, buffer.getvalue())
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors that :func:`write_tensors` wrote.
+
+    Raises
+    ------
+    ValueError
+        If the file is no such archive.
+    """
+    rule, remedy = "a NumPy archive of arrays", "Remove it; it is made again."
+    with path.open("rb") as file:
+        whole = file.read(2) == b"PK"
+    require(whole, "read_tensors", "path", rule, str(path), remedy)
+    with np.load(path, allow_pickle=False) as archive:
+        return {name: torch.from_numpy(archive[name]) for name in archive.files}
+
+
+def provenance() -> dict[str, Any]:
+    """Return what a number depends on beside its settings: versions and machine."""
+    versions = {"python": platform.python_version(), "normalign": normalign.__version__}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "versions": versions,
+        "commit": commit(),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def device_name(kind: str) -> str:
+    """Return what a device of this machine is called, in words.
+
+    Parameters
+    ----------
+    kind : {"cpu", "cuda"}
+    """
+    if kind == "cuda":
+        return torch.cuda.get_device_name()
+    name = platform.processor() or platform.machine()
+    described = Path("/proc/cpuinfo")  # where Linux has the words
+    if described.is_file():
+        lines = described.read_text(encoding="utf-8", errors="replace").splitlines()
+        named = (line.partition(":")[2] for line in lines if "model name" in line)
+        name = next(named, name)
+    return f"{name.strip()}, {os.cpu_count()} cores"
+
+
+def commit() -> str | None:
+    """Return the commit of normalign, or ``None`` if it is in no repository."""
+    source = Path(normalign.__file__)
+
+    def git(*words: str) -> str | None:
+        command = ["git", "-C", str(source.parent), *words]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=True, timeout=10
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip()
+
+    # A package installed inside someone else's repository is not of that repository.
+    if git("ls-files", "--error-unmatch", source.name) is None:
+        return None
+    head = git("rev-parse", "HEAD")
+    if head is None:
+        return None
+    folders = (str(source.parent), str(Path(__file__).parent))
+    return f"{head}+changes" if git("status", "--porcelain", *folders) else head

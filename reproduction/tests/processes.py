@@ -1,0 +1,103 @@
+"""The command line in processes of their own, which tests may kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+class Server:
+    """Starts commands without the seconds that importing torch takes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.tiny", "serve"], text=True, cwd=folder,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={
+                **os.environ, "PYTHONPATH": os.pathsep.join(paths),
+                "OMP_NUM_THREADS": "1",  # threads that wait for each other are slow
+            },
+        )  # fmt: skip
+
+    def start(self, *words: str) -> int:
+        """Start a command; return its process."""
+        request = {
+            "words": words, "out": str(self.folder / "out.txt"),
+            "err": str(self.folder / "err.txt"),
+        }  # fmt: skip
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return self._number()
+
+    def end(self) -> int:
+        """Wait for the command; return its exit code, negative for a signal."""
+        return self._number()
+
+    def run(self, *words: str) -> int:
+        """Start a command and wait for it."""
+        self.start(*words)
+        return self.end()
+
+    @property
+    def out(self) -> str:
+        return (self.folder / "out.txt").read_text()
+
+    @property
+    def err(self) -> str:
+        return (self.folder / "err.txt").read_text()
+
+    def close(self) -> None:
+        self.process.communicate("")
+
+    def _number(self) -> int:
+        assert self.process.stdout is not None
+        return int(self.process.stdout.readline())
+
+
+def notes(out: Path) -> list[dict]:
+    """Return the notes of the batches that were begun below a folder."""
+    found = []
+    for path in sorted((out / "work").glob("*.progress")):
+        try:
+            found.append(json.loads(path.read_text()))
+        except FileNotFoundError:  # the batch has ended this moment
+            continue
+    return found
+
+
+def wait_for(condition, *, seconds: float = 60.0) -> None:
+    """Wait until something is so; a machine may be slow."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.02)
+
+
+def is_alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"
+
+
+def kill(process: int) -> None:
+    os.kill(process, signal.SIGKILL)
+
+
+def results(out: Path) -> dict[str, str]:
+    """Return the text of each stored result, by the file's name."""
+    stored = sorted((out / "results").rglob("*.json"))
+    return {
+        path.name: json.dumps(json.loads(path.read_text())["result"]) for path in stored
+    }

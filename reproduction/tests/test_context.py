@@ -1,0 +1,29 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from normalign_reproduction.context import Context, experiment_named
+from tests import tiny
+
+
+def test_an_experiment_is_found_by_its_name_here_or_by_its_whole_name_elsewhere():
+    assert (
+        experiment_named("digits").__name__
+        == "normalign_reproduction.experiments.digits"
+    )
+    assert experiment_named(tiny.NAME) is tiny
+    with pytest.raises(ModuleNotFoundError):
+        experiment_named("alchemy")
+
+
+def test_a_context_says_nothing_unless_it_is_told_to():
+    context = Context(torch.device("cpu"), Path("work/0"))
+    assert context.progress(0.5, "half") is None
+    heard = []
+    loud = Context(
+        torch.device("cpu"), Path("work/0"),
+        progress=lambda *told: heard.append(told),
+    )  # fmt: skip
+    loud.progress(0.5, "half")
+    assert heard == [(0.5, "half")]

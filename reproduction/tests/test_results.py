@@ -1,0 +1,178 @@
+import json
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from normalign_reproduction.results import Store, read_archive, write_archive
+from normalign_reproduction.spec import Record, Run
+from tests import tiny
+
+MADE = {"commit": "abc", "seconds": 1.5}
+
+
+def runs(**changes):
+    words = {"size": "quick", "preset": "released", "digits": "mnist"}
+    return tiny.item().runs(**{**words, **changes})
+
+
+def test_what_is_written_is_found_again(tmp_path):
+    store, run = Store(tmp_path), runs()[0]
+    assert store.read(run) is None
+    assert not store.has(run)
+    store.write(run, {"value": 0.25, "curve": [1, None]}, MADE)
+    record = Store(tmp_path).read(run)
+    assert record == Record(run, {"value": 0.25, "curve": [1, None]}, MADE)
+    assert store.records(runs()) == [record]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "{}", '{"format": 1, "key": "0"}', '{"format": 2}', "null"],
+)
+def test_a_damaged_file_is_set_aside_and_its_run_is_missing(tmp_path, caplog, content):
+    store, run = Store(tmp_path), runs()[0]
+    path = store.write(run, {}, MADE)
+    path.write_text(content)
+    with caplog.at_level(logging.WARNING):
+        assert store.read(run) is None
+    assert "set aside" in caplog.text
+    assert path.with_suffix(".damaged").read_text() == content
+    assert not path.exists()
+    store.write(run, {"value": 1}, MADE)
+    assert store.has(run)
+    assert path.with_suffix(".damaged").exists()
+
+
+@pytest.mark.parametrize(
+    "change", [{"result": []}, {"made": None}, {"run": 3}, {"result": "absent"}]
+)
+def test_a_result_that_lacks_a_part_is_damaged(tmp_path, change):
+    store, run = Store(tmp_path), runs()[0]
+    path = store.write(run, {"value": 1}, MADE)
+    content = {**json.loads(path.read_text()), **change}
+    content = {name: part for name, part in content.items() if part != "absent"}
+    path.write_text(json.dumps(content))
+    assert store.read(run) is None
+    assert path.with_suffix(".damaged").exists()
+
+
+def test_what_was_set_aside_is_not_overwritten_the_next_time(tmp_path):
+    store, run = Store(tmp_path), runs()[0]
+    path = store.path(run)
+    path.parent.mkdir(parents=True)
+    for content in ("first", "second", "third"):
+        path.write_text(content)
+        assert store.read(run) is None
+    kept = {file.read_text() for file in path.parent.glob("*.damaged")}
+    assert kept == {"first", "second", "third"}
+
+
+def test_an_archive_answers_for_a_damaged_file(tmp_path):
+    run = runs()[0]
+    archive = write_archive(tmp_path / "a.json", [Record(run, {"value": 2}, MADE)])
+    store = Store(tmp_path / "own", archives=[archive])
+    store.write(run, {"value": 1}, MADE).write_text("{")
+    record = store.read(run)
+    assert record is not None
+    assert record.result == {"value": 2}
+
+
+def test_a_file_cut_at_any_place_is_never_read_as_a_result(tmp_path):
+    store, run = Store(tmp_path), runs()[0]
+    path = store.write(run, {"value": 1}, MADE)
+    whole = path.read_bytes()
+    for length in range(0, len(whole) - 2, 7):
+        path.write_bytes(whole[:length])
+        assert store.read(run) is None
+
+
+def test_a_result_that_json_cannot_hold_leaves_nothing(tmp_path):
+    store, run = Store(tmp_path), runs()[0]
+    with pytest.raises(ValueError, match="JSON"):
+        store.write(run, {"value": float("nan")}, MADE)
+    assert not store.has(run)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_an_archive_gives_back_the_records_in_any_order(tmp_path):
+    records = [
+        Record(run, {"value": i}, {**MADE, "seconds": float(i), "threads": 2})
+        for i, run in enumerate(runs())
+    ]
+    one = write_archive(tmp_path / "one.json", records, item="steady")
+    two = write_archive(tmp_path / "two.json", records[::-1], item="steady")
+    assert one.read_bytes() == two.read_bytes()
+    assert sorted(read_archive(one), key=lambda r: r.result["value"]) == records
+    head = json.loads(one.read_text())
+    assert head["item"] == "steady"
+    assert head["made"] == {"commit": "abc", "threads": 2}
+
+
+def test_a_store_reads_archives_below_its_own_results(tmp_path):
+    first, second = runs()[:2]
+    kept = [Record(first, {"value": 1}, MADE), Record(second, {"value": 2}, MADE)]
+    write_archive(tmp_path / "kept" / "a.json", kept)
+    store = Store(tmp_path / "own", archives=[tmp_path / "kept"])
+    store.write(first, {"value": 10}, MADE)
+    assert [record.result["value"] for record in store.records(runs())] == [10, 2]
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [("{}", "an archive of results"), ('{"records": [], "format": 9}', "of format 2")],
+)
+def test_a_file_that_is_no_archive_is_refused(tmp_path, content, match):
+    path = tmp_path / "a.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=match):
+        read_archive(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"format": 1, "made": {}, "records": [{"key": "a"}]}',
+        b'{"format": 1, "made": {}, "records": [5]}',
+        b'{"format": 1, "made": {}, "records": {}}',
+        b'{"format": 1, "made": [], "records": []}',
+        b'{"format": 1, "records": []}', b'{"format": 1, "made": {}, "rec',
+        b"\xad\xff", b"[]", b"5",
+        b'{"format": 1, "made": {}, "records": '
+        b'[{"key": "a", "run": {"x": 1}, "result": {}, "made": {}}]}',
+    ],
+)  # fmt: skip
+def test_a_damaged_archive_is_refused_by_name(tmp_path, content):
+    path = tmp_path / "damaged.json"
+    path.write_bytes(content)
+    rule = r"read_archive: path must be an archive of results, got .*damaged\.json"
+    with pytest.raises(ValueError, match=rule):
+        read_archive(path)
+
+
+def test_a_folder_that_is_named_like_an_archive_is_passed_over(tmp_path):
+    (tmp_path / "kept" / "d.json").mkdir(parents=True)
+    assert not Store(tmp_path / "own", archives=[tmp_path / "kept"]).has(runs()[0])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False,
+                                                          allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(settings=st.dictionaries(st.text(), JSON, max_size=4), result=JSON)
+def test_any_result_of_any_settings_comes_back(settings, result, tmp_path_factory):
+    run = Run("tiny", 1, "quick", "released", "synthetic", settings, 0)
+    store = Store(tmp_path_factory.mktemp("store"))
+    store.write(run, {"result": result}, {})
+    record = store.read(run)
+    assert record is not None
+    assert record.result == {"result": result}
+    turned = Run(**{**run.to_dict(), "settings": dict(reversed(settings.items()))})
+    assert store.has(turned)
