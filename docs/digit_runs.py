@@ -1,4 +1,4 @@
-"""The networks of the tour: how they are trained, kept and found again."""
+"""Two networks on digits, with and without the penalty, for the pages and figures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class TourSettings:
-    """Everything a run of the tour depends on.
+    """Everything a run depends on.
 
     Network, loss, optimizer and start are those of the released MNIST experiment with
     squared error; the data are fewer and the numbers single precision. The penalty is
@@ -203,7 +203,7 @@ def _train(settings: TourSettings, data: Dataset, label: str) -> TourRun:
 
 
 def digits(settings: TourSettings) -> Dataset:
-    """Return the digits of the tour, normalised and flattened to 784 numbers."""
+    """Return the digits, normalised and flattened to 784 numbers."""
     return load_digits_5000(
         n_train=settings.n_train,
         n_test=settings.n_test,

@@ -15,8 +15,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 def is_public(module: str) -> bool:
     """Whether every part of a module's name is in the list of the part above it."""
     parent, _, name = module.rpartition(".")
-    if not parent:
-        return True
+    if parent == "normalign":
+        return not name.startswith("_")
     return is_public(parent) and name in importlib.import_module(parent).__all__
 
 

@@ -20,7 +20,7 @@ def functions_of(path):
 
 
 def test_every_test_named_exists():
-    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", PAGE.read_text("utf-8"))
+    named = re.findall(r"`((?:reproduction/)?tests/[\w/]+\.py)(?:::(\w+))?`", PAGE.read_text("utf-8"))
     assert named
     for path, test in named:
         assert (ROOT / path).exists(), path
@@ -28,13 +28,15 @@ def test_every_test_named_exists():
 
 
 def test_every_function_named_exists():
-    folders = "theory|geometry|nn|regularizers|paper|optim|kernels|estimators"
-    folders += "|robustness"
+    folders = "theory|geometry|nn|regularizers|optim|kernels|estimators|robustness"
+    folders += "|experiments|tables|figures|reporting|evidence"
     pattern = rf"`((?:{folders})/\w+\.py)` ((?:`[\w.()=]+`(?:, )?)+)"
     named = re.findall(pattern, PAGE.read_text("utf-8"))
     assert named
     for path, names in named:
-        known = functions_of(ROOT / "src" / "normalign" / path)
+        library = ROOT / "src" / "normalign" / path
+        reproduction = ROOT / "reproduction" / "normalign_reproduction" / path
+        known = functions_of(library if library.exists() else reproduction)
         for name in re.findall(r"`([\w.]+)", names):
             assert set(name.split(".")) <= known, f"{path} {name}"
 
