@@ -28,9 +28,11 @@ def release(version):
 def test_the_oldest_versions_that_are_tried_are_those_that_are_admitted():
     if not (ROOT / "constraints-lowest.txt").is_file():
         pytest.skip("the package's own repository is not here")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"].values()
-    asked = [one for group in extras for one in group] + project["dependencies"]
+    asked = []
+    for folder in (ROOT, ROOT / "reproduction"):
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        extras = project["optional-dependencies"].values()
+        asked += [one for group in extras for one in group] + project["dependencies"]
     wanted = {
         name: release(version)
         for name, version in re.findall(r"([\w-]+)>=([\d.]+)", "\n".join(asked))

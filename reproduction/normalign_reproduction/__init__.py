@@ -4,3 +4,5 @@ Runs the experiments behind every table and figure of the paper, compares the re
 with the published numbers, and writes the report. `normalign reproduce`, `list`,
 `show`, `compare` and `report` are the commands.
 """
+
+__version__ = "0.1.0"

@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import signal
+import sys
 from pathlib import Path
 
 import matplotlib as mpl
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 DOCS = Path(__file__).parents[2] / "docs"
+sys.path.insert(0, str(DOCS))
 README = DOCS.parent / "README.md"
 PAGES = [README, *sorted(DOCS.glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)

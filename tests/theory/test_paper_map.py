@@ -20,7 +20,9 @@ def functions_of(path):
 
 
 def test_every_test_named_exists():
-    named = re.findall(r"`((?:reproduction/)?tests/[\w/]+\.py)(?:::(\w+))?`", PAGE.read_text("utf-8"))
+    named = re.findall(
+        r"`((?:reproduction/)?tests/[\w/]+\.py)(?:::(\w+))?`", PAGE.read_text("utf-8")
+    )
     assert named
     for path, test in named:
         assert (ROOT / path).exists(), path
