@@ -1,9 +1,9 @@
 """Make every picture and every number of the pages in this folder.
 
 Run ``python docs/figures.py`` from the root of the repository. It trains the two
-networks of digit_runs.py and the four of the page on GrokAlign (about six minutes on two
-cores, once: finished runs are kept in ``out/``) and then takes about two minutes, most
-of them for the machines of the page on tables. It writes the pictures and
+networks of ``digit_runs.py`` and the four of the page on GrokAlign (about six minutes
+on two cores, once: finished runs are kept in ``out/``) and then takes about two
+minutes, most of them for the machines of the page on tables. It writes the pictures and
 ``docs/images/numbers.json``, and puts the numbers into the pages, between
 ``<!--n:name-->`` and ``<!--/n-->``. ``python docs/figures.py tables`` makes anew what
 the page on tables shows, and nothing else.
