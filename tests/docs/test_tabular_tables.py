@@ -136,7 +136,7 @@ def test_a_single_number_is_filled_in_and_nothing_around_it(monkeypatch):
     assert filled == "by <!--v:gain-->-2.1<!--/v--> points, <!--n:gain-->1<!--/n-->\n"
     assert tables.filled(filled) == filled
     with pytest.raises(KeyError):
-        tables.filled("<!--v:unheard_of--><!--/v-->")
+        tables.filled("by <!--v:unheard_of--><!--/v-->")
 
 
 def test_the_p_of_alignment_is_scipys_paired_test_of_the_stored_values():
