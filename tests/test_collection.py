@@ -4,6 +4,8 @@ import ast
 import os
 import subprocess
 import sys
+import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,15 @@ def test_a_test_module_imports_what_is_always_there_or_is_known_as_optional():
     known = ALWAYS | OPTIONAL | OWN | sys.stdlib_module_names
     for path in TESTS.rglob("*.py"):
         assert imports_of(path) <= known, path
+
+
+def test_the_sdist_has_what_the_tests_read():
+    settings = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())
+    included = settings["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    read = ["docs", "results", "benchmarks", "Makefile", "constraints.txt",
+            "constraints-lowest.txt", "README.md", "CONTRIBUTING.md"]  # fmt: skip
+    for name in ("src", "tests", *read):
+        assert any(fnmatch(name, pattern) for pattern in included), name
 
 
 def test_a_module_without_its_optional_package_is_skipped_and_others_are_not(tmp_path):
