@@ -6,9 +6,17 @@ import os
 
 import pytest
 
+# Packages of the extras. A module that needs one which is not installed is skipped, so
+# that the rest runs on a machine with torch, scikit-learn and pytest alone.
+OPTIONAL = {
+    "array_api_strict", "art", "catboost", "distributed", "foolbox", "hypothesis",
+    "matplotlib", "mlxtend", "numba", "openml", "pandas", "playwright", "pooch",
+    "pyarrow", "pytorch_optimizer", "safetensors", "skops", "xrfm",
+}  # fmt: skip
+
 try:
     from hypothesis import settings
-except ModuleNotFoundError:  # a machine with torch and pytest alone runs the rest
+except ModuleNotFoundError:
     pass
 else:
     # Time limits per example measure the machine, not the code. What blocks a change is
@@ -20,6 +28,19 @@ else:
         derandomize=not os.environ.get("NORMALIGN_NEW_EXAMPLES"),
     )
     settings.load_profile("normalign")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    report = yield
+    if report.failed and isinstance(collector, pytest.Module):
+        cause = report.call.excinfo.value.__cause__
+        package = (getattr(cause, "name", None) or "").partition(".")[0]
+        if isinstance(cause, ModuleNotFoundError) and package in OPTIONAL:
+            report.outcome = "skipped"
+            reason = f"Skipped: needs {package}"
+            report.longrepr = (str(collector.path), 0, reason)
+    return report
 
 
 @pytest.fixture(autouse=True)

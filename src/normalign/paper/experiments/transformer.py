@@ -17,13 +17,15 @@ from normalign.paper.experiments.timetable import kept_history, log_spaced
 from normalign.paper.experiments.together import alike, trained_together
 from normalign.paper.spec import Run
 from normalign.training import Ensemble, Member, rules
+from normalign.training.attack import measures
 from normalign.training.centroids import stacked_centroid_alignment
+from normalign.training.stack import Measure, Stack
 
 __all__ = ["batches", "compute", "exact_cross_entropy"]
 
 COLUMNS = (
     "train_loss", "train_accuracy", "test_loss", "test_accuracy",
-    "centroid_alignment", "centroid_magnitude", "answer_alignment",
+    "centroid_alignment", "centroid_magnitude", "answer_alignment", "token_alignment",
 )  # fmt: skip
 
 
@@ -51,7 +53,9 @@ def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
 
     The map is from the embedded tokens, positions included, to the logits at the last;
     alignment is the mean over the first ``n_measured`` training pairs, and beside the
-    centroids' there is that of the right answer's row.
+    centroids' there is that of the right answer's row. ``token_alignment`` is the
+    authors' measure: the signed cosine of the centroid and the token embeddings
+    without positions, over all training pairs.
     """
     first, n = batch[0], batch[0]["n_measured"]
     data = [_pairs(run) for run in batch]
@@ -65,8 +69,12 @@ def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
         [Member(run.seed, rule) for run in batch],
         loss=exact_cross_entropy, epochs=first["steps"],
         evaluate=evaluated.__contains__,
-        measure=stacked_centroid_alignment(
-            [d.x_train[:n] for d in data], [d.y_train[:n] for d in data], at="blocks"
+        measure=measures(
+            stacked_centroid_alignment(
+                [d.x_train[:n] for d in data], [d.y_train[:n] for d in data],
+                at="blocks",
+            ),
+            _token_alignment([d.x_train for d in data]),
         ),
         device=context.device,
     )  # fmt: skip
@@ -75,6 +83,16 @@ def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
         {"history": kept_history(one.history, COLUMNS), "stopped": one.stopped}
         for one in trained
     ]
+
+
+def _token_alignment(x: Sequence[Tensor]) -> Measure:
+    # At an embedding the map begins at its output, before positions are added.
+    alignment = stacked_centroid_alignment(x, at="embed")
+
+    def measure(stack: Stack) -> dict[str, Tensor]:
+        return {"token_alignment": alignment(stack)["centroid_alignment"]}
+
+    return measure
 
 
 def _pairs(run: Run) -> Dataset:
