@@ -12,6 +12,7 @@ import torch
 
 from normalign.paper import results as results_module
 from normalign.paper.context import Context
+from normalign.paper.files import write_checked
 from normalign.paper.results import Store
 from normalign.paper.running import workers
 from normalign.paper.running.plan import opened, planned
@@ -221,7 +222,7 @@ def test_seconds_add_up_over_processes(there, monkeypatch):
     batch = there.plan().batches[0]
     note = {"share": 0.5, "words": "half", "seconds": 100.0, "session": "", "pid": 1}
     there.place.work.mkdir()
-    (there.place.work / f"{batch.key}.progress").write_text(json.dumps(note))
+    write_checked(there.place.work / f"{batch.key}.progress", note)
     computed(batch, there.place)
     made = there.store.records(batch.runs)[0].made
     assert 100.0 < made["seconds"] < 160.0
@@ -231,7 +232,7 @@ def test_seconds_add_up_over_processes(there, monkeypatch):
 
 
 def test_a_full_disk_stops_the_work_and_loses_nothing(there, monkeypatch):
-    real, n = results_module.write_json, []
+    real, n = results_module.write_checked, []
 
     def write(path, content):
         n.append(path)
@@ -239,13 +240,13 @@ def test_a_full_disk_stops_the_work_and_loses_nothing(there, monkeypatch):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(path, content)
 
-    monkeypatch.setattr(results_module, "write_json", write)
+    monkeypatch.setattr(results_module, "write_checked", write)
     done = carried_out(there.plan(), there.place)
     assert done.full is not None
     assert "No space left" in done.full.error
     assert [one.how for one in done.ended] == ["done", "full"]
     assert len(results(there.out)) == 3
-    monkeypatch.setattr(results_module, "write_json", real)
+    monkeypatch.setattr(results_module, "write_checked", real)
     carried_out(there.plan(), there.place)
     assert values(there.out) == EXPECTED
 

@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from normalign._checks import require
 from normalign.paper.context import Context, experiment_named
+from normalign.paper.files import read_checked, write_checked
 from normalign.paper.results import Store
 from normalign.paper.running.plan import Batch, checkpoints, forget, remember
 from normalign.training.checkpoint import CheckpointRefused
@@ -184,11 +185,9 @@ def notes_of(key: str, work: Path) -> dict[str, Any] | None:
     when the batch was left in order.
     """
     try:
-        text = (work / f"{key}.progress").read_text(encoding="utf-8")
-        note = json.loads(text)
+        return read_checked(work / f"{key}.progress")
     except (OSError, ValueError):
         return None
-    return note if isinstance(note, dict) and {"share", "words"} <= set(note) else None
 
 
 class Notes:
@@ -229,10 +228,8 @@ class Notes:
             "share": self.share, "words": self.words, "seconds": self.seconds,
             "session": self.session, "pid": pid,
         }  # fmt: skip
-        draft = self.path.with_name(f".{self.path.name}")
         with suppress(OSError):
-            draft.write_text(json.dumps(note), encoding="utf-8")
-            draft.replace(self.path)
+            write_checked(self.path, note)
 
 
 def _results(
