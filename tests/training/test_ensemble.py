@@ -35,6 +35,8 @@ from tests.training.ensembles import (
     travelled,
 )
 
+pytestmark = pytest.mark.usefixtures("ctrl_c", "time_limit")
+
 
 def every(epoch):
     return True

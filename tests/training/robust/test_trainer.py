@@ -19,6 +19,8 @@ from normalign.training.robust import trainer as trainer_module
 from normalign.training.robust.draws import Draws
 from normalign.training.robust.keeping import pause_after
 
+pytestmark = pytest.mark.usefixtures("ctrl_c", "time_limit")
+
 TINY = {"epochs": 3, "batch_size": 16, "n_steps": 2, "averaged_from": 0.4}
 
 
