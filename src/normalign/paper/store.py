@@ -36,7 +36,7 @@ __all__ = [
 # What NumPy and zipfile raise for files that are damaged.
 _UNREADABLE = (
     zipfile.BadZipFile, ValueError, LookupError, TypeError, EOFError, RuntimeError,
-    struct.error, zlib.error, SyntaxError, OverflowError, AttributeError,
+    struct.error, zlib.error, SyntaxError, OverflowError, AttributeError, OSError,
 )  # fmt: skip
 _PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "matplotlib", "mlxtend")
 
