@@ -399,7 +399,7 @@ def draw(rng: np.random.Generator) -> dict:
         ]
         case["how"] = str(rng.choice(how))
         # As shares of the length, which a change of the format may change.
-        case["places"] = rng.random(int(rng.integers(1, 4))).tolist()
+        case["places"] = rng.random(2 if case["format"] in slow else 10).tolist()
         case["text"] = str(
             rng.choice(["deep", "NaN", "{}", "[]", "null", "\x00", "1e999", "huge"])
         )
@@ -414,7 +414,7 @@ def check(case: dict) -> None:
 
 def _damaged(case: dict, content: bytes) -> bytes:
     how, places = case["how"], case["places"]
-    if how == "flip":
+    if how == "flip":  # one bit, or several
         other = bytearray(content)
         for place in places:
             bit = int(place * 8 * len(other))
@@ -448,6 +448,16 @@ def _outcome(form: Format, path: Path) -> tuple[Any, Exception | None]:
 
 
 def _check_damage(case: dict, form: Format, folder: Path) -> None:
+    several = [case["places"]]
+    if case["how"] == "flip":  # most are of one bit, which is the least to be noticed
+        several = [[place] for place in case["places"][1:]] + [case["places"]]
+    for i, places in enumerate(several):
+        inner = folder / str(i)
+        inner.mkdir()
+        _check_one_damage({**case, "places": places}, form, inner)
+
+
+def _check_one_damage(case: dict, form: Format, folder: Path) -> None:
     path = form.write(folder, case["seed"])
     expected = _trained(case["format"])[1] if case["format"] in TRAIN else None
     if expected is None:

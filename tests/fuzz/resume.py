@@ -21,6 +21,7 @@ from torch import nn
 
 from normalign.paper.context import Context
 from normalign.paper.experiments.kept import Kept
+from normalign.paper.files import read_checked, write_checked
 from normalign.paper.results import Store
 from normalign.paper.running.plan import Batch
 from normalign.paper.spec import Run
@@ -481,6 +482,9 @@ def _check_store(case: dict, folder: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(store.path(run).read_bytes())
     assert store.read(changed) is None, "a result under the name of another run"
+    entry = {**read_checked(store.path(run)), "key": changed.key}
+    write_checked(path, entry)
+    assert store.read(changed) is None, "a result with the key of another run"
 
 
 def _check_tune(case: dict, folder: Path) -> None:
