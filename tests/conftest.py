@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
@@ -48,6 +49,35 @@ def same_numbers_every_time():
     import torch
 
     torch.manual_seed(0)
+
+
+LIMIT_S = 300  # of a test that waits for Ctrl-C to have come
+
+
+@pytest.fixture(scope="module")
+def ctrl_c():
+    """Have Ctrl-C raise KeyboardInterrupt, also in child processes.
+
+    A suite that was started in the background ignores it (``make test &``, nohup), and
+    so would this process and all that it starts: a test that waits for it never ends.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def time_limit():
+    """Fail a test that takes longer than any machine should need."""
+
+    def late(number, frame):
+        pytest.fail(f"no end after {LIMIT_S} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(LIMIT_S)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

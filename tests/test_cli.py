@@ -100,7 +100,7 @@ def test_help_does_not_import_torch():
 @pytest.mark.parametrize(
     "command",
     ["reproduce", "list", "show", "compare", "report", "tour", "measure", "data",
-     "doctor"],
+     "doctor", "verify"],
 )  # fmt: skip
 def test_every_command_has_help(capsys, command):
     assert main([command, "--help"]) == 0

@@ -15,13 +15,23 @@ from typing import NoReturn
 
 import normalign
 from normalign._checks import complaint
-from normalign.cli import compare, data, doctor, measure, report, reproduce, show, tour
+from normalign.cli import (
+    compare,
+    data,
+    doctor,
+    measure,
+    report,
+    reproduce,
+    show,
+    tour,
+    verify,
+)
 from normalign.cli import list as listing
 
 __all__ = ["main"]
 
 _COMMANDS = (
-    reproduce, listing, show, compare, report, tour, measure, data, doctor,
+    reproduce, listing, show, compare, report, verify, tour, measure, data, doctor,
 )  # fmt: skip
 
 

@@ -23,8 +23,8 @@ from normalign._checks import require
 from normalign.paper.context import Context
 from normalign.paper.experiments.acceleration_tasks import Instance, Task, task
 from normalign.paper.experiments.together import trained_together
+from normalign.paper.files import load_cache, write_checked
 from normalign.paper.spec import Run
-from normalign.paper.store import write_json
 from normalign.regularizers import PenaltyForm
 from normalign.training import Ensemble, Member, Trained, rules, tune_weight
 from normalign.training.group import Record as Course
@@ -206,8 +206,9 @@ def _tuned_weight(name: str, task: Task, start: Instance, context: Context) -> f
     """Return the weight that a pilot on the training data finds, once for a batch."""
     base = context.checkpoint
     kept = base.with_name(f"{base.name}.{name}.pilot.json")
-    if kept.is_file():
-        return json.loads(kept.read_text(encoding="utf-8"))["weight"]
+    found = load_cache(kept)
+    if found is not None:
+        return found["weight"]
     context.progress(0.0, f"{name}, pilot for the weight")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its remarks are advice on a longer pilot
@@ -218,7 +219,7 @@ def _tuned_weight(name: str, task: Task, start: Instance, context: Context) -> f
         )  # fmt: skip
     if tuned.stopped == "interrupted":
         raise KeyboardInterrupt
-    write_json(kept, {"weight": tuned.weight, "seconds": tuned.seconds})
+    write_checked(kept, {"weight": tuned.weight, "seconds": tuned.seconds})
     return tuned.weight
 
 
