@@ -6,7 +6,7 @@ READY := .venv/.ready
 ANYWHERE := not cuda and not data and not browser and not full
 PYTEST := python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: run test fuzz check lowest docs clean
+.PHONY: run test fuzz bench check lowest docs clean
 
 run: $(READY)
 	$(BIN)/normalign reproduce --out out/paper
@@ -18,6 +18,13 @@ test: $(READY)
 # Random cases against independent implementations: FUZZ_SECONDS=600, FUZZ_SEED=random.
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz
+
+# Ratios of time to their peers against the stored ones, on two idle cores. A deliberate
+# change stores new ones: make bench BASELINE=reset, in a commit of its own.
+bench: $(READY)
+	@$(BIN)/python -c 'import xrfm' 2>/dev/null || $(BIN)/python -m pip install --quiet \
+		--disable-pip-version-check --constraint constraints.txt xrfm
+	$(BIN)/python benchmarks/bench.py $(if $(filter reset,$(BASELINE)),--reset)
 
 # What else is checked before a change lands; `make test` comes first.
 check: $(READY)

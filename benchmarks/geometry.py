@@ -51,6 +51,7 @@ class Case:
     rows_at_once: int | None = None  # chunk size of the plain way
     n_steps: int = 0  # training steps before measuring
     device: str = "cpu"
+    memory_budget: int = 2**31  # of ours, on a CPU
 
 
 def pictures(n: int, size: int) -> Tensor:
@@ -114,12 +115,13 @@ def prepared(case: Case) -> dict[str, Tensor]:
     """Weights after the case's training steps, each picture a class of its own."""
     model = case.build()
     if case.n_steps:
-        classes = pictures(1000, 112)
+        size = case.inputs().shape[-1]
+        classes = pictures(1000, size)
         optimizer, draw = torch.optim.AdamW(model.parameters(), 1e-3), seeded(2)
         model.train().to(case.device)
         for _ in range(case.n_steps):
             y = torch.randint(0, 1000, (32,), generator=draw)
-            noise = 0.1 * torch.randn(32, 3, 112, 112, generator=draw)
+            noise = 0.1 * torch.randn(32, 3, size, size, generator=draw)
             logits = model((classes[y] + noise).to(case.device))
             loss = F.cross_entropy(logits, y.to(case.device))
             optimizer.zero_grad()
@@ -156,7 +158,7 @@ def plain(model: nn.Module, x: Tensor, case: Case) -> dict[str, Tensor]:
 
 
 def ours(model: nn.Module, x: Tensor, case: Case) -> dict[str, Tensor]:
-    budget = 2**31 if case.device == "cpu" else None
+    budget = case.memory_budget if case.device == "cpu" else None
     return local_geometry(model, x, at=case.at, memory_budget=budget).measures()
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
+import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,14 +22,12 @@ from normalign.nn import mlp
 from normalign.regularizers import augmented_norm
 from normalign.training import History, train
 from normalign_reproduction._errors import require
-from normalign_reproduction.store import (
-    read_tensors,
-    settings_hash,
-    write_json,
-    write_tensors,
-)
+from normalign_reproduction.files import load_cache, settings_hash, write_checked
+from normalign_reproduction.store import read_tensors, write_tensors
 
 __all__ = ["RUNS", "TourRun", "TourSettings", "digits", "trained"]
+
+_log = logging.getLogger(__name__)
 
 MEASURES = (
     "normal_alignment", "effective_rank", "centroid_alignment", "local_robustness",
@@ -138,18 +137,26 @@ def trained(
         for name, value in tensors.items()
     }
     key = settings.key()
-    write_tensors(folder / f"{key}.npz", flat)
+    states = write_tensors(folder / f"{key}.npz", flat)
     # Written last: its presence says that the run is finished.
-    content = {"settings": asdict(settings), "history": run.history.to_dict()}
-    write_json(folder / f"{key}.json", content)
+    content = {
+        "settings": asdict(settings),
+        "history": run.history.to_dict(),
+        "states": hashlib.sha256(states.read_bytes()).hexdigest(),
+    }
+    write_checked(folder / f"{key}.json", content)
     return run
 
 
 def _stored(settings: TourSettings, folder: Path) -> TourRun | None:
     record, archive = (folder / f"{settings.key()}.{end}" for end in ("json", "npz"))
-    if not (record.is_file() and archive.is_file()):
+    content = load_cache(record)
+    if content is None or not archive.is_file():
         return None
-    history = History.from_dict(json.loads(record.read_text())["history"])
+    if hashlib.sha256(archive.read_bytes()).hexdigest() != content.get("states"):
+        _log.warning("%s is damaged; its run is done again", archive)
+        return None
+    history = History.from_dict(content["history"])
     states: dict[str, dict[str, Tensor]] = {}
     for name, tensor in read_tensors(archive).items():
         state, parameter = name.split("/", 1)

@@ -30,6 +30,8 @@ DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"
 TABLE = re.compile(r"<!--(table|paper):(\S+)-->\n.*?<!--/\1-->", re.DOTALL)
 VALUE = re.compile(r"<!--v:(\w+)-->.*?<!--/v-->")
+# Markdown takes such a line for HTML, and shows its links and bold text as they are.
+LINE_START = re.compile(r"^[ >]*(?:(?:[-*+]|\d+[.)])[ ]+)*<!--[vn]:", re.MULTILINE)
 
 
 def geometry(result: dict[str, Any]) -> list[str]:
@@ -274,7 +276,19 @@ def _by_numba() -> dict[str, str]:
 
 
 def filled(page: str) -> str:
-    """The page with every table made anew."""
+    """The page with every table made anew.
+
+    Raises
+    ------
+    ValueError
+        If a line begins with a value.
+    """
+    if found := LINE_START.search(page):
+        number = page.count("\n", 0, found.start()) + 1
+        raise ValueError(
+            "filled: page must not have a value at the beginning of a line, got one in "
+            f"line {number}. Begin the line with a word."
+        )
 
     def fill(match: re.Match[str]) -> str:
         kind, name = match.groups()

@@ -95,7 +95,7 @@ def _changes(records: Records) -> dict[str, str]:
         for name in ("mean", "median"):
             found[f"{prefix}_{name}"] = metric.form.format(row[name])
         found[f"{prefix}_improved"] = f"{row['improved']:.0%}"
-        for name in ("p", "p_least", "p_greatest", "p_wilcoxon"):
+        for name in ("p", "p_least", "p_greatest", "p_changes", "p_wilcoxon"):
             found[f"{prefix}_{name}"] = f"{row[name]:.2g}"
         if row.get("published_p") is not None:
             found[f"{prefix}_paper_p"] = f"{row['published_p']}"

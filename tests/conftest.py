@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
+# Packages of the extras. A module that needs one which is not installed is skipped, so
+# that the rest runs on a machine with torch, scikit-learn and pytest alone.
+OPTIONAL = {
+    "array_api_strict", "art", "catboost", "distributed", "foolbox", "hypothesis",
+    "matplotlib", "mlxtend", "numba", "openml", "pandas", "playwright", "pooch",
+    "pyarrow", "pytorch_optimizer", "safetensors", "skops", "xrfm",
+}  # fmt: skip
+
 try:
     from hypothesis import settings
-except ModuleNotFoundError:  # a machine with torch and pytest alone runs the rest
+except ModuleNotFoundError:
     pass
 else:
     # Time limits per example measure the machine, not the code. What blocks a change is
@@ -22,11 +31,53 @@ else:
     settings.load_profile("normalign")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    report = yield
+    if report.failed and isinstance(collector, pytest.Module):
+        cause = report.call.excinfo.value.__cause__
+        package = (getattr(cause, "name", None) or "").partition(".")[0]
+        if isinstance(cause, ModuleNotFoundError) and package in OPTIONAL:
+            report.outcome = "skipped"
+            reason = f"Skipped: needs {package}"
+            report.longrepr = (str(collector.path), 0, reason)
+    return report
+
+
 @pytest.fixture(autouse=True)
 def same_numbers_every_time():
     import torch
 
     torch.manual_seed(0)
+
+
+LIMIT_S = 300  # of a test that waits for Ctrl-C to have come
+
+
+@pytest.fixture(scope="module")
+def ctrl_c():
+    """Have Ctrl-C raise KeyboardInterrupt, also in child processes.
+
+    A suite that was started in the background ignores it (``make test &``, nohup), and
+    so would this process and all that it starts: a test that waits for it never ends.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def time_limit():
+    """Fail a test that takes longer than any machine should need."""
+
+    def late(number, frame):
+        pytest.fail(f"no end after {LIMIT_S} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(LIMIT_S)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

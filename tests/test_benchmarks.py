@@ -3,13 +3,155 @@
 import json
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+import bench  # noqa: E402
 
 pytestmark = pytest.mark.slow
+
+
+def pairs_of(slower, *, noise, n, seed):
+    """Ratios of a peer that takes twice as long, with noise on every turn."""
+    draw = np.random.default_rng(seed)
+    ours, peer = np.exp(noise * draw.standard_normal((2, n)))
+    return list(0.5 * slower * ours / peer)
+
+
+def share_lost(slower, *, noise, n, trials=300):
+    """How often the rule calls a ratio lost, stored and measured by the same noise."""
+    lost = [
+        bench.is_lost(
+            pairs_of(slower, noise=noise, n=n, seed=2 * trial),
+            pairs_of(1.0, noise=noise, n=n, seed=2 * trial + 1),
+        )
+        for trial in range(trials)
+    ]
+    return sum(lost) / trials
+
+
+@pytest.mark.parametrize("n", [5, 7, 15])
+def test_a_loss_of_a_fifth_is_detected_and_noise_is_not(n):
+    assert share_lost(1.2, noise=0.01, n=n) == 1
+    assert share_lost(1.3, noise=0.03, n=n) > 0.95
+    assert share_lost(1.0, noise=0.03, n=n) == 0
+    # A busy machine: turns differ by a fifth, and there are two dozen ratios.
+    assert share_lost(1.0, noise=0.2, n=n) < 0.02
+    assert share_lost(0.7, noise=0.1, n=n) == 0
+
+
+def test_a_loss_must_be_above_15_percent_and_outside_of_the_spread():
+    stored = [0.98, 0.99, 1.0, 1.01, 1.02]
+    assert bench.is_lost([1.2 * r for r in stored], stored)
+    assert not bench.is_lost([1.14 * r for r in stored], stored)
+    assert not bench.is_lost([r / 1.2 for r in stored], stored)
+    # The same medians; two comparisons say that nothing is lost, or one.
+    assert not bench.is_lost([0.985, 1.19, 1.2, 1.21, 1.22], stored)
+    assert bench.is_lost([1.015, 1.19, 1.2, 1.21, 1.22], stored)
+
+
+class Clock:
+    """Time that passes by what is done alone."""
+
+    def __init__(self):
+        self.now, self.turns = 0.0, []
+
+    def __call__(self):
+        return self.now
+
+    def turn(self, name, seconds, answer=1.0):
+        def take():
+            self.turns.append(name)
+            self.now += next(seconds)
+            return torch.tensor([answer])
+
+        return take
+
+
+def contest(clock, ours=1.0, **settings):
+    lengths = (ours * (1 + 0.001 * i) for i in count())
+    turns = {
+        "ours": clock.turn("ours", lengths),
+        "plain": clock.turn("plain", (2.0 for _ in count()), settings.pop("plain", 1)),
+    }
+    return bench.Contest("a contest", turns, 5, **settings)
+
+
+def test_ours_and_the_peer_take_turns_after_one_that_does_not_count():
+    clock = Clock()
+    seconds = bench.seconds_of(contest(clock), clock=clock)
+    assert clock.turns == ["ours", "plain"] * 6
+    assert seconds["plain"] == pytest.approx([2.0] * 5)
+    assert seconds["ours"] == pytest.approx([1.001, 1.002, 1.003, 1.004, 1.005])
+    expected = {"plain": pytest.approx([0.5005, 0.501, 0.5015, 0.502, 0.5025])}
+    assert bench.ratios_of(seconds) == expected
+
+
+def test_who_computes_something_else_is_not_timed():
+    clock = Clock()
+    other = contest(clock, plain=1.1, answers=lambda result: result, limit=1e-3)
+    with pytest.raises(ValueError, match=r"ours and plain must agree to 0.001, got 0"):
+        bench.seconds_of(other, clock=clock)
+
+
+def benched(monkeypatch, *arguments, ours=1.0):
+    """The exit status of the command, with one contest that a clock decides."""
+    clock = Clock()
+    monkeypatch.setattr(bench, "CONTESTS", {"one": lambda quick: contest(clock, ours)})
+    monkeypatch.setattr(bench.seconds_of, "__kwdefaults__", {"clock": clock})
+    monkeypatch.setattr(sys, "argv", ["bench.py", *map(str, arguments)])
+    try:
+        return bench.main()
+    except SystemExit as exit:
+        return exit.code
+
+
+def test_the_command_stores_a_baseline_and_fails_on_a_loss(
+    monkeypatch, tmp_path, capsys
+):
+    baseline = "--baseline", tmp_path / "bench.json"
+    assert benched(monkeypatch, *baseline) == 2
+    assert "must exist" in capsys.readouterr().err
+    assert benched(monkeypatch, *baseline, "--reset") == 0
+    stored = json.loads(baseline[1].read_text())
+    assert stored["ratios"]["one/plain"]["ratio"] == pytest.approx(0.5015)
+    assert {"commit", "versions", "device", "threads", "seconds"} <= set(stored)
+    before = baseline[1].read_bytes()
+    assert benched(monkeypatch, *baseline, ours=1.1) == 0
+    assert benched(monkeypatch, *baseline, ours=1.2) == 1
+    assert "LOST" in capsys.readouterr().out
+    assert baseline[1].read_bytes() == before
+    assert benched(monkeypatch, *baseline, "--reset", ours=1.2) == 0
+    assert benched(monkeypatch, *baseline, ours=1.2) == 0
+
+
+def test_a_peer_that_is_not_installed_is_named_with_the_remedy(tmp_path):
+    script = "import sys; sys.modules['xrfm'] = None; sys.argv[0] = 'bench.py'; "
+    script += f"sys.path.insert(0, {str(BENCHMARKS)!r}); import bench; bench.main()"
+    arguments = ["--only", "fit-2000", "--baseline", __file__]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "pip install --constraint constraints.txt xrfm" in done.stderr
+
+
+@pytest.mark.full
+def test_contests_run_and_their_peers_do_the_same_work():
+    some = ["step", "geometry-a", "fit-300", "lockstep-baseline"]
+    ratios = bench.measured(some, quick=True)
+    assert set(ratios) == {
+        "step/plain", "step/released", "geometry-a/plain", "fit-300/plain",
+        "lockstep-baseline/loop",
+    }  # fmt: skip
+    assert all(len(one["ratios"]) == 5 and one["ratio"] > 0 for one in ratios.values())
 
 
 def last_line(script: str, *arguments: str, timeout: float = 900) -> dict:

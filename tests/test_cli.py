@@ -1,13 +1,16 @@
 import csv
 import functools
 import hashlib
+import io
 import json
 import os
 import re
 import subprocess
 import sys
 import threading
+import tracemalloc
 import types
+import zipfile
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -94,8 +97,9 @@ def test_help_does_not_import_torch():
 
 @pytest.mark.parametrize(
     "command",
-    ["reproduce", "list", "show", "compare", "report", "measure", "data", "doctor"],
-)
+    ["reproduce", "list", "show", "compare", "report", "verify", "measure", "data",
+     "doctor"],
+)  # fmt: skip
 def test_every_command_has_help(capsys, command):
     assert main([command, "--help"]) == 0
     assert f"normalign {command}" in capsys.readouterr().out
@@ -581,6 +585,46 @@ def test_data_that_do_not_fit_get_one_line(files, capsys, arrays, match):
     np.savez(files.folder / "d.npz", **arrays)
     assert main(files.words) == 2
     assert match in one_line(capsys)
+
+
+def headed(shape, data=b""):
+    """The bytes of a .npy file of float64 whose header says this shape."""
+    file = io.BytesIO()
+    head = {"descr": "<f8", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, head)
+    return file.getvalue() + data
+
+
+@pytest.mark.parametrize(
+    ("member", "match"),
+    [
+        (b"", "plain arrays, got d.npz (x: "),
+        (b"no array at all", "plain arrays, got d.npz (x: "),
+        (headed((10**12, 6)), "(x: its header says shape (1000000000000, 6)"),
+        (headed((10**12, 0)), "an x with at least one sample, none of them empty"),
+        (headed((3, 6), bytes(8 * 17)), "144 bytes; there are 136"),
+        (headed((2, 6), bytes(8 * 13)), "96 bytes; there are 104"),
+    ],
+    ids=["empty", "text", "huge", "huge and empty", "short", "long"],
+)
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_member_that_is_no_whole_array_gets_one_line(
+    files, capsys, member, match, method
+):
+    with zipfile.ZipFile(files.folder / "d.npz", "w", method) as archive:
+        archive.writestr("x.npy", member)
+    tracemalloc.start()
+    assert main(files.words) == 2
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**26  # the model and its imports
+    assert match in one_line(capsys)
+
+
+def test_a_single_array_is_refused_before_it_is_read(files, capsys):
+    (files.folder / "d.npz").write_bytes(headed((10**12, 6)))
+    assert main(files.words) == 2
+    assert "an .npz archive, got d.npz, a single array" in one_line(capsys)
 
 
 def test_infinite_values_are_null_in_the_json(files):

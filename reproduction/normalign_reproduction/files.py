@@ -1,16 +1,29 @@
-"""Files that are written whole or not at all, and names made of settings."""
+"""Files that are written whole or not at all, and names made of settings.
+
+A file that is read again has a checksum of its content in it (:func:`write_checked`):
+one bit that changes on a disk or in a copy must not change a number without notice.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-__all__ = ["settings_hash", "write_bytes", "write_json"]
+from normalign_reproduction._errors import complaint
+
+__all__ = [
+    "load_cache", "read_checked", "read_json", "settings_hash", "write_bytes",
+    "write_checked", "write_json",
+]  # fmt: skip
+
+_CHECKSUM = "sha256"  # the key of a file's checksum
+_log = logging.getLogger(__name__)
 
 
 def settings_hash(settings: Mapping[str, Any]) -> str:
@@ -21,8 +34,7 @@ def settings_hash(settings: Mapping[str, Any]) -> str:
     >>> settings_hash({"a": 1, "b": 2}) == settings_hash({"b": 2, "a": 1})
     True
     """
-    text = json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return _sha256(settings)[:12]
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
@@ -52,3 +64,103 @@ def write_json(
         separators=(",", ":") if indent is None else None,
     )  # fmt: skip
     return write_bytes(path, f"{text}\n".encode())
+
+
+def read_json(path: Path) -> Any:
+    """Return what a JSON file holds.
+
+    Raises
+    ------
+    ValueError
+        If it is not JSON, names a number that is not finite, or is nested too deeply.
+    OSError
+        If it cannot be read.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        reason = f"{path} ({type(error).__name__}: {error})"
+        raise ValueError(complaint("read_json", "path", "JSON", reason)) from error
+
+
+def write_checked(
+    path: Path, content: Mapping[str, Any], *, indent: int | None = 1
+) -> Path:
+    """Write a mapping as JSON with a checksum, for :func:`read_checked`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "file.json")
+    >>> read_checked(write_checked(path, {"loss": 0.5}))
+    {'loss': 0.5}
+    >>> _ = path.write_text(path.read_text().replace("0.5", "0.7"))
+    >>> read_checked(path)
+    Traceback (most recent call last):
+    ValueError: read_checked: path must be a whole file, got ...file.json (...).
+    """
+    # As it will be read: tuples become lists, keys become text.
+    plain = json.loads(json.dumps(content, allow_nan=False))
+    plain[_CHECKSUM] = _sha256(plain)
+    return write_json(path, plain, indent=indent)
+
+
+def read_checked(path: Path, *, unchecked: Container[Any] = ()) -> dict[str, Any]:
+    """Return the mapping in a file of :func:`write_checked`, without the checksum.
+
+    Parameters
+    ----------
+    unchecked : container
+        Values of ``"format"`` of earlier versions, which wrote no checksum.
+
+    Raises
+    ------
+    ValueError
+        If the file is damaged or something else; names the file.
+    OSError
+        If it cannot be read.
+    """
+    content, reason = read_json(path), ""
+    if not isinstance(content, dict):
+        reason = f"a {type(content).__name__} in place of a mapping"
+    elif (expected := content.pop(_CHECKSUM, None)) is None:
+        known = type(of := content.get("format")) is int and of in unchecked
+        reason = "" if known else "it has no checksum"
+    else:
+        try:
+            same = expected == _sha256(content)
+        except ValueError:  # a number that is too large to be finite
+            same = False
+        reason = "" if same else "its checksum does not fit its content"
+    if reason:
+        got = f"{path} ({reason})"
+        raise ValueError(complaint("read_checked", "path", "a whole file", got))
+    return content
+
+
+def load_cache(path: Path) -> dict[str, Any] | None:
+    """Return the mapping in a file of :func:`write_checked` that can be made again.
+
+    ``None`` if there is no file, or a damaged one, which is logged.
+    """
+    try:
+        return read_checked(path)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        _log.warning("%s; it is made again", error)
+        return None
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _sha256(content: Any) -> str:
+    try:
+        text = json.dumps(
+            content, sort_keys=True, separators=(",", ":"), allow_nan=False
+        )
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    return hashlib.sha256(text.encode()).hexdigest()

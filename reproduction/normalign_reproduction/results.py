@@ -6,21 +6,22 @@ never overwritten; its run counts as missing, unless an archive has it.
 
 from __future__ import annotations
 
-import json
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from normalign_reproduction._errors import complaint, require
-from normalign_reproduction.files import write_json
+from normalign_reproduction.files import read_checked, settings_hash, write_checked
 from normalign_reproduction.packing import packed_archive, unpacked_archive
 from normalign_reproduction.spec import Record, Run
 
-__all__ = ["Store", "read_archive", "write_archive"]
+__all__ = ["Store", "has_checksum", "read_archive", "update_archive", "write_archive"]
 
-FORMAT, ARCHIVE = 1, 2
+FORMAT, ARCHIVE = 2, 3  # with a checksum; the earlier ones, without, are read, too
+_EARLIER = range(1, ARCHIVE)
 _log = logging.getLogger(__name__)
 
 
@@ -60,7 +61,7 @@ class Store:
 
     def write(self, run: Run, result: dict[str, Any], made: dict[str, Any]) -> Path:
         """Keep what came out of a run."""
-        return write_json(self.path(run), _entry_of(Record(run, result, made)))
+        return write_checked(self.path(run), _entry_of(Record(run, result, made)))
 
     def records(self, runs: Sequence[Run]) -> list[Record]:
         """Return the records of those runs that are finished, in the order given."""
@@ -86,7 +87,7 @@ def write_archive(path: Path, records: Iterable[Record], **about: Any) -> Path:
     """
     kept = sorted(records, key=lambda record: record.run.key)
     whole = {"format": ARCHIVE, **about, **packed_archive(kept)}
-    return write_json(path, whole, indent=None)
+    return write_checked(path, whole, indent=None)
 
 
 def read_archive(path: Path) -> list[Record]:
@@ -106,6 +107,24 @@ def read_archive(path: Path) -> list[Record]:
         raise _no_archive(path, error) from error
 
 
+def has_checksum(path: Path) -> bool:
+    """Say whether an archive has a checksum: those of earlier versions have none."""
+    return read_checked(path, unchecked=_EARLIER)["format"] == ARCHIVE
+
+
+def update_archive(path: Path) -> Path:
+    """Add a checksum to an archive of an earlier version; its results stay as they are.
+
+    Raises
+    ------
+    ValueError
+        If the file is no archive, or damaged.
+    """
+    _archive_entries(path)
+    content = read_checked(path, unchecked=_EARLIER)
+    return write_checked(path, {**content, "format": ARCHIVE}, indent=None)
+
+
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
@@ -114,19 +133,21 @@ def _files(path: Path) -> list[Path]:
 
 def _archive_entries(path: Path) -> list[dict[str, Any]]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_checked(path, unchecked=_EARLIER)
         of, records = content["format"], content["records"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError) as error:
         raise _no_archive(path, error) from error
     rule = f"of format {ARCHIVE}, or of an earlier one"
-    known = of in (1, ARCHIVE)
+    known = type(of) is int and 1 <= of <= ARCHIVE
     require(known, "read_archive", "path", rule, f"{path} of format {of}")
     try:
         joined = unpacked_archive(content)
+        whole = isinstance(records, list) and all(map(_is_whole, joined))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _no_archive(path, error) from error
-    if not (isinstance(records, list) and all(map(_is_whole, joined))):
-        raise _no_archive(path, TypeError("a part is missing or of another kind"))
+    if not whole:
+        error = TypeError("a part is missing, of another kind or of another run")
+        raise _no_archive(path, error)
     return joined
 
 
@@ -146,21 +167,27 @@ def _entry_of(record: Record) -> dict[str, Any]:
 
 
 def _is_whole(entry: dict[str, Any]) -> bool:
-    parts = (entry.get(name) for name in ("run", "result", "made"))
-    return isinstance(entry.get("key"), str) and all(
-        isinstance(part, dict) for part in parts
-    )
+    """Whether an entry has all its parts, and the key of its own run."""
+    parts = [entry.get(name) for name in ("run", "result", "made")]
+    kinds = all(isinstance(part, dict) for part in parts)
+    return kinds and entry.get("key") == settings_hash(entry["run"])
 
 
 def _entry(path: Path) -> dict[str, Any] | None:
     """Return a stored result, or set a file aside that is none."""
     try:
-        entry = json.loads(path.read_text(encoding="utf-8"))
-        named = entry["format"] == FORMAT and entry["key"] == path.stem
-        if named and _is_whole(entry):
+        content = path.read_bytes()
+    except FileNotFoundError:  # another process has just set it aside
+        return None
+    try:
+        entry = read_checked(path, unchecked=range(1, FORMAT))
+        named = 1 <= entry["format"] <= FORMAT and entry["key"] == path.stem
+        # What an earlier version wrote has no checksum; none of its results is empty.
+        empty = entry["format"] < FORMAT and not entry["result"]
+        if named and _is_whole(entry) and not empty:
             return entry
         reason = "it is not whole" if named else "it is of another format or key"
-    except FileNotFoundError:  # another process has just set it aside
+    except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
@@ -171,5 +198,10 @@ def _entry(path: Path) -> dict[str, Any] | None:
         aside = path.with_suffix(f".{number}.damaged")
     with suppress(FileNotFoundError):
         path.replace(aside)
+        if aside.read_bytes() != content:  # another process has just stored it anew
+            with suppress(FileExistsError):
+                os.link(aside, path)
+            aside.unlink()
+            return _entry(path)
     _log.warning("%s was set aside as %s: %s", path, aside.name, reason)
     return None

@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import os
 import platform
+import struct
 import subprocess
+import zipfile
+import zlib
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,7 +19,7 @@ import torch
 from torch import Tensor
 
 import normalign
-from normalign_reproduction._errors import require
+from normalign_reproduction._errors import complaint, require
 from normalign_reproduction.files import settings_hash, write_bytes, write_json
 
 __all__ = [
@@ -30,6 +33,11 @@ __all__ = [
     "write_tensors",
 ]
 
+# What NumPy and zipfile raise for files that are damaged.
+_UNREADABLE = (
+    zipfile.BadZipFile, ValueError, LookupError, TypeError, EOFError, RuntimeError,
+    struct.error, zlib.error, SyntaxError, OverflowError, AttributeError, OSError,
+)  # fmt: skip
 _PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "matplotlib", "mlxtend")
 
 
@@ -54,8 +62,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     with path.open("rb") as file:
         whole = file.read(2) == b"PK"
     require(whole, "read_tensors", "path", rule, str(path), remedy)
-    with np.load(path, allow_pickle=False) as archive:
-        return {name: torch.from_numpy(archive[name]) for name in archive.files}
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: torch.from_numpy(archive[name]) for name in archive.files}
+    except _UNREADABLE as error:
+        got = f"{path} ({type(error).__name__}: {error})"
+        text = complaint("read_tensors", "path", rule, got, remedy)
+        raise ValueError(text) from error
 
 
 def provenance() -> dict[str, Any]:

@@ -21,7 +21,7 @@ class Server:
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.tiny", "serve"], text=True, cwd=folder,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
             env={
                 **os.environ, "PYTHONPATH": os.pathsep.join(paths),
                 "OMP_NUM_THREADS": "1",  # threads that wait for each other are slow
@@ -57,7 +57,12 @@ class Server:
         return (self.folder / "err.txt").read_text()
 
     def close(self) -> None:
-        self.process.communicate("")
+        try:
+            self.process.communicate("", timeout=60)
+        except subprocess.TimeoutExpired:  # a command that a failed test left
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.communicate()
+            raise
 
     def _number(self) -> int:
         assert self.process.stdout is not None

@@ -1,14 +1,24 @@
 import json
 import logging
+import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normalign_reproduction.results import Store, read_archive, write_archive
+from normalign.cli import main
+from normalign_reproduction.files import read_checked, write_checked
+from normalign_reproduction.results import (
+    Store,
+    has_checksum,
+    read_archive,
+    write_archive,
+)
 from normalign_reproduction.spec import Record, Run
 from tests import tiny
 
+ARCHIVES = Path(__file__).parents[2] / "results/paper"
 MADE = {"commit": "abc", "seconds": 1.5}
 
 
@@ -121,13 +131,140 @@ def test_a_store_reads_archives_below_its_own_results(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "match"),
-    [("{}", "an archive of results"), ('{"records": [], "format": 9}', "of format 2")],
+    [({}, "an archive of results"), ({"records": [], "format": 9}, "of format 3")],
 )
 def test_a_file_that_is_no_archive_is_refused(tmp_path, content, match):
-    path = tmp_path / "a.json"
-    path.write_text(content)
+    path = write_checked(tmp_path / "a.json", content)
     with pytest.raises(ValueError, match=match):
         read_archive(path)
+
+
+def flipped(content):
+    """Texts that differ from a file's in one bit, one for each of its bytes."""
+    for position in range(len(content)):
+        other = bytearray(content)
+        other[position] ^= 1 << position % 8
+        yield bytes(other)
+
+
+def test_no_flipped_bit_changes_a_result(tmp_path):
+    store, run = Store(tmp_path / "s"), runs()[0]
+    result = {"history": {"columns": {"epoch": [0, 10], "loss": [0.5, 1e-3]}}}
+    path = store.write(run, result, MADE)
+    expected, content, same = store.read(run), path.read_bytes(), 0
+    for other in flipped(content):
+        path.write_bytes(other)
+        found = store.read(run)
+        assert found in (None, expected)
+        same += found is not None
+        path.with_suffix(".damaged").unlink(missing_ok=True)
+    assert same < 0.2 * len(content)  # white space
+
+
+def test_no_flipped_bit_changes_an_archive(tmp_path):
+    records = [Record(run, {"value": [0.5, 2]}, MADE) for run in runs()[:2]]
+    path = write_archive(tmp_path / "a.json", records)
+    expected, refused = read_archive(path), 0
+    for other in flipped(path.read_bytes()):
+        path.write_bytes(other)
+        try:
+            assert read_archive(path) == expected
+        except ValueError:
+            refused += 1
+    assert refused > 0.9 * len(path.read_bytes())
+
+
+def without_checksum(path):
+    content = {**read_checked(path), "format": 2}
+    path.write_text(json.dumps(content))
+    return content
+
+
+def test_verify_adds_a_checksum_and_changes_nothing_else(tmp_path, capsys):
+    records = [Record(run, {"value": [0.5, 2]}, MADE) for run in runs()[:2]]
+    path = write_archive(tmp_path / "a.json", records, item="steady")
+    content = without_checksum(path)
+    assert main(["verify", str(path)]) == 0
+    assert json.loads(path.read_text()) == content
+    assert main(["verify", "--update", str(path)]) == 0
+    assert read_checked(path) == {**content, "format": 3}
+    assert sorted(read_archive(path), key=lambda r: r.run.key) == sorted(
+        records, key=lambda r: r.run.key
+    )
+    assert main(["verify", str(path)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"{path}: 2 results, with a checksum"
+    path.write_bytes(path.read_bytes().replace(b"0.5", b"0.7"))
+    assert main(["verify", str(path)]) == 2
+    assert str(path) in capsys.readouterr().err
+
+
+def test_the_archives_of_this_repository_are_whole():
+    files = sorted(ARCHIVES.glob("*.json"))
+    if not files:
+        pytest.skip("needs results/paper, which a source distribution lacks")
+    assert len(files) >= 17
+    assert all(map(has_checksum, files))
+
+
+def earlier(path, content):
+    """Write a result as an earlier version did, without a checksum."""
+    path.write_text(json.dumps({**content, "format": 1}))
+
+
+def test_results_of_an_earlier_version_are_read(tmp_path):
+    store, run = Store(tmp_path), runs()[0]
+    path = store.write(run, {"value": 1}, MADE)
+    content = read_checked(path)
+    earlier(path, content)
+    assert store.read(run).result == {"value": 1}
+    other = {**content["run"], "seed": 7}
+    for wrong in ({"result": {}}, {"run": other}, {"result": {"value": math.nan}}):
+        earlier(path, {**content, **wrong})
+        assert store.read(run) is None
+
+
+def test_a_result_of_another_run_is_set_aside(tmp_path):
+    store, run = Store(tmp_path), runs()[0]
+    path = store.write(run, {"value": 1}, MADE)
+    content = read_checked(path)
+    write_checked(path, {**content, "run": {**content["run"], "seed": 7}})
+    assert store.read(run) is None
+    assert path.with_suffix(".damaged").exists()
+
+
+DEEP = 100_000 * "[" + 100_000 * "]"
+
+
+@pytest.mark.parametrize(
+    "text", [DEEP, f'{{"a": {DEEP}}}', '{"format": 2, "x": 1e999, "sha256": "0"}']
+)
+def test_text_that_json_can_hardly_hold_is_damage(tmp_path, text):
+    store, run = Store(tmp_path), runs()[0]
+    path = store.write(run, {"value": 1}, MADE)
+    path.write_text(text)
+    assert store.read(run) is None
+    path.write_text(text)
+    with pytest.raises(ValueError, match="an archive of results"):
+        read_archive(path)
+
+
+def test_a_file_that_is_stored_anew_meanwhile_is_not_set_aside(tmp_path, monkeypatch):
+    store, run = Store(tmp_path), runs()[0]
+    path = store.write(run, {"value": 1}, MADE)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    replace = Path.replace
+
+    def late(self, target):
+        self.write_bytes(whole)  # by another process
+        monkeypatch.setattr(Path, "replace", replace)
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", late)
+    assert store.read(run).result == {"value": 1}
+    assert path.read_bytes() == whole
+    assert not list(tmp_path.rglob("*.damaged"))
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,8 @@ def serve():
     for line in sys.stdin:
         request = json.loads(line)
         if not (child := os.fork()):
+            # Ignored where the tests run in the background.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             for number, path in ((1, request["out"]), (2, request["err"])):
                 opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
                 os.dup2(opened, number)

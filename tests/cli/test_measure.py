@@ -18,6 +18,8 @@ from normalign.cli import main
 from normalign.cli.measuring import _duration
 from normalign.geometry import ProfileRun
 
+pytestmark = pytest.mark.usefixtures("ctrl_c", "time_limit")
+
 MODEL = """
 import torch
 from normalign.nn import resnet18

@@ -11,6 +11,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pytest
 import torch
+from markdown_it import MarkdownIt
 
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
@@ -49,6 +50,31 @@ def test_the_readme_begins_with_the_two_commands_and_shows_three_short_snippets(
 def test_links_of_a_page_lead_somewhere(page):
     for target in re.findall(r"(?<!!)\[[^\]]+\]\(([^)#]+)\)", page.read_text()):
         assert "://" in target or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize(
+    "page",
+    sorted([*DOCS.parent.glob("*.md"), *DOCS.glob("*.md")]),
+    ids=lambda page: page.stem,
+)
+def test_html_of_a_page_is_comments_and_no_text(page):
+    """A line that begins with a comment is HTML: its links and bold text stay raw."""
+    for token in MarkdownIt("commonmark").parse(page.read_text()):
+        if token.type == "html_block":
+            text = re.sub(r"<!--.*?-->", "", token.content, flags=re.DOTALL)
+            assert not text.strip(), f"line {token.map[0] + 1}"
+
+
+@pytest.mark.parametrize("start", ["", "  ", "- ", "> ", "1. ", "- text\n  "], ids=repr)
+def test_a_value_at_the_beginning_of_a_line_is_refused(start):
+    filled = runpy.run_path(str(DOCS / "tables.py"))["filled"]
+    n = 2 + start.count("\n")
+    for kind in "vn":
+        page = f"text\n{start}<!--{kind}:tables-->120<!--/{kind}--> **bold**\n"
+        with pytest.raises(ValueError, match=f"got one in line {n}"):
+            filled(page)
+    page = "text <!--n:tables-->120<!--/n-->\n"
+    assert filled(page) == page
 
 
 @pytest.mark.usefixtures("limited")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import logging
 import multiprocessing
 import os
 import time
@@ -75,6 +76,7 @@ def _work(connection: Connection, package: str) -> None:
     # Receives (family, seed, index); sends None, or the case and its error.
     import torch
 
+    logging.getLogger().addHandler(logging.NullHandler())  # no output of warnings
     torch.set_num_threads(1)
     while (task := connection.recv()) is not None:
         case = None

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 
@@ -33,6 +34,8 @@ from tests.training.ensembles import (
     task,
     travelled,
 )
+
+pytestmark = pytest.mark.usefixtures("ctrl_c", "time_limit")
 
 
 def every(epoch):
@@ -456,11 +459,12 @@ OTHER = {
 }
 
 
-def refusal(file, training):
+def refusal(file, training, names=""):
     content = file.read_bytes()
     text = (
         "^Ensemble.train: checkpoint must be one that was written with these settings "
-        r"and data, got c of another run\. Delete the file to start anew"
+        r"and data, got c of another run, which differs in: "
+        rf".*{names}.*\. Delete the file to start anew"
     )
     with pytest.raises(ValueError, match=text):
         training.train(checkpoint=file)
@@ -470,6 +474,63 @@ def refusal(file, training):
 @pytest.mark.parametrize("name", OTHER)
 def test_a_checkpoint_of_other_settings_is_refused_and_left(interrupted, name):
     refusal(interrupted, checkpointed(**OTHER[name]))
+
+
+def scaled(factor):
+    def loss(output, target):
+        return factor * nn.functional.cross_entropy(output, target)
+
+    return loss
+
+
+def summed(output, target, factor=1.0):
+    return factor * nn.functional.cross_entropy(output, target, reduction="sum")
+
+
+class Scaled:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, output, target):
+        return self.factor * nn.functional.cross_entropy(output, target)
+
+
+def brief(loss, **options):
+    return checkpointed(loss=loss, epochs=1).train(**options)
+
+
+@pytest.mark.parametrize(
+    ("loss", "got"),
+    [
+        (lambda output, target: output.mean(), "a lambda"),
+        (scaled(1.0), r"the local function scaled\.<locals>\.loss"),
+        (partial(scaled(1.0)), r"the local function scaled\.<locals>\.loss"),
+    ],
+)
+def test_a_loss_that_cannot_be_identified_is_not_checkpointed(tmp_path, loss, got):
+    text = f"Ensemble.train: loss must be one that a checkpoint can identify, got {got}"
+    remedy = r"\. Define it at the top level of a module, .* without a checkpoint\."
+    with pytest.raises(TypeError, match=text + remedy):
+        brief(loss, checkpoint=tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+    brief(loss)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Scaled(1.0), Scaled(5.0)),
+        (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(torch.ones(3).double())),
+        (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.1)),
+        (nn.functional.cross_entropy, summed),
+        (partial(summed, factor=1.0), partial(summed, factor=5.0)),
+    ],
+)
+def test_losses_with_other_settings_are_other_losses(tmp_path, one, other):
+    first = brief(one, checkpoint=tmp_path / "c")
+    again = brief(one, checkpoint=tmp_path / "c")
+    assert all(map(identical, first, again))
+    refusal(tmp_path / "c", checkpointed(loss=other, epochs=1), "loss")
 
 
 def changed(**parts):

@@ -5,6 +5,8 @@ import pytest
 
 from normalign.training.interrupts import Interrupts
 
+pytestmark = pytest.mark.usefixtures("ctrl_c", "time_limit")
+
 
 def test_the_first_ctrl_c_is_noted_and_the_second_interrupts():
     with Interrupts() as interrupts:

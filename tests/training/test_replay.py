@@ -30,6 +30,8 @@ from tests.training.ensembles import (
     travelled,
 )
 
+pytestmark = pytest.mark.usefixtures("ctrl_c", "time_limit")
+
 cuda = pytest.mark.cuda
 
 

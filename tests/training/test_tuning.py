@@ -13,6 +13,8 @@ from normalign.training import Ensemble, Member, rules, tuning
 from normalign.training.tuning import tune_weight
 from tests.cases import Recurrent, TokenModel
 
+pytestmark = pytest.mark.usefixtures("ctrl_c", "time_limit")
+
 
 def source(seed=0):
     return torch.Generator().manual_seed(seed)

@@ -34,8 +34,10 @@ def recalled(path: Path, words: Sequence[str]) -> str | None:
     words : sequence of str
         Of the command; other words are another command.
     """
+    from normalign_reproduction.files import read_checked
+
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = read_checked(path)
         same = kept["fingerprint"] == fingerprint(words, map(Path, kept["seen"]))
         return str(kept["printed"]) if same else None
     except (OSError, ValueError, KeyError, TypeError):
@@ -60,7 +62,7 @@ def remembered(
         Fingerprints with the files and folders that they are of, each taken before
         these were read.
     """
-    from normalign_reproduction.files import write_json
+    from normalign_reproduction.files import write_checked
 
     places = sorted({Path(place).absolute() for place in seen})
     content = {
@@ -70,7 +72,7 @@ def remembered(
     }
     # Last: what changes later than this has another fingerprint than the one above.
     if all(fingerprint(words, of) == taken for taken, of in before):
-        write_json(path, content)
+        write_checked(path, content)
 
 
 def fingerprint(words: Sequence[str], seen: Iterable[Path]) -> str:

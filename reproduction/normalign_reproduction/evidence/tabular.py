@@ -17,8 +17,8 @@ from normalign_reproduction.spec import Record, Records
 
 __all__ = [
     "METHODS", "METHOD_TITLES", "METRICS", "PROTOCOLS", "ROUNDED", "Metric", "Scores",
-    "changes", "defined", "measured", "pairs", "published_changes", "published_means",
-    "scores", "seed_means", "seeds_of",
+    "changes", "defined", "differences", "measured", "pairs", "published_changes",
+    "published_means", "scores", "seed_means", "seeds_of",
 ]  # fmt: skip
 
 # Identity weights, by the names that the paper has for them.
@@ -64,12 +64,17 @@ class Metric:
 
     def change(self, rfm: Score, rfam: Score) -> float | None:
         """Return the change from RFM to RFAM; ``None`` where it is not defined."""
+        difference, old = self.difference(rfm, rfam), rfm[self.quantity]
+        if difference is None or not self.relative:
+            return difference
+        return difference / old if old else None
+
+    def difference(self, rfm: Score, rfam: Score) -> float | None:
+        """Return RFAM's number minus RFM's; ``None`` where one is not defined."""
         old, new = rfm[self.quantity], rfam[self.quantity]
-        if old is None or new is None or (self.relative and old == 0):
+        if old is None or new is None:
             return None
-        if math.isclose(old, new, rel_tol=ROUNDED):
-            return 0.0
-        return (new - old) / old if self.relative else new - old
+        return 0.0 if math.isclose(old, new, rel_tol=ROUNDED) else new - old
 
 
 METRICS = (
@@ -180,6 +185,25 @@ def changes(
     )
     both = pairs(rfm, rfam, seeds=seeds)
     return {table: metric.change(*pair) for table, pair in both.items()}
+
+
+def differences(
+    records: Records,
+    metric: Metric,
+    *,
+    protocol: str,
+    seeds: Collection[int] | None = None,
+) -> list[float]:
+    """Return RFAM's number minus RFM's on each table where both are defined.
+
+    The t-test that their mean is zero is the paired t-test of the raw values.
+    """
+    rfm, rfam = (
+        scores(records, protocol=protocol, identity_weight=weight)
+        for weight in METHODS.values()
+    )
+    both = pairs(rfm, rfam, seeds=seeds)
+    return defined(metric.difference(*pair) for pair in both.values())
 
 
 def defined(values: Iterable[float | None]) -> list[float]:

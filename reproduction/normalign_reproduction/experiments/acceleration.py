@@ -25,8 +25,8 @@ from normalign_reproduction._errors import require
 from normalign_reproduction.context import Context
 from normalign_reproduction.experiments.acceleration_tasks import Instance, Task, task
 from normalign_reproduction.experiments.together import trained_together
+from normalign_reproduction.files import load_cache, write_checked
 from normalign_reproduction.spec import Run
-from normalign_reproduction.store import write_json
 
 __all__ = [
     "EXTRA", "METHODS", "acceleration_ensemble", "batches", "compute", "constants",
@@ -204,8 +204,9 @@ def _tuned_weight(name: str, task: Task, start: Instance, context: Context) -> f
     """Return the weight that a pilot on the training data finds, once for a batch."""
     base = context.checkpoint
     kept = base.with_name(f"{base.name}.{name}.pilot.json")
-    if kept.is_file():
-        return json.loads(kept.read_text(encoding="utf-8"))["weight"]
+    found = load_cache(kept)
+    if found is not None:
+        return found["weight"]
     context.progress(0.0, f"{name}, pilot for the weight")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its remarks are advice on a longer pilot
@@ -216,7 +217,7 @@ def _tuned_weight(name: str, task: Task, start: Instance, context: Context) -> f
         )  # fmt: skip
     if tuned.stopped == "interrupted":
         raise KeyboardInterrupt
-    write_json(kept, {"weight": tuned.weight, "seconds": tuned.seconds})
+    write_checked(kept, {"weight": tuned.weight, "seconds": tuned.seconds})
     return tuned.weight
 
 

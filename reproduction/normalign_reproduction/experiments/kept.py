@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
 from normalign_reproduction.context import Context
-from normalign_reproduction.files import write_json
+from normalign_reproduction.files import load_cache, write_checked
 from normalign_reproduction.spec import Run
 
 __all__ = ["Kept"]
-
-_log = logging.getLogger(__name__)
 
 
 class Kept:
@@ -43,20 +40,11 @@ class Kept:
 
     def get(self, run: Run) -> dict[str, Any] | None:
         """Return the result of a run that is done, or ``None``."""
-        path = self._path(run)
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            if content["run"] != run.to_dict():
-                raise KeyError("another run")
-            result = content["result"]
-            if not isinstance(result, dict):
-                raise TypeError("no result")
-        except FileNotFoundError:
+        content = load_cache(self._path(run))
+        if content is None or content.get("run") != run.to_dict():
             return None
-        except (ValueError, KeyError, TypeError) as error:
-            _log.warning("%s is damaged (%s); its run is done again", path, error)
-            return None
-        return result
+        result = content.get("result")
+        return result if isinstance(result, dict) else None
 
     def put(self, run: Run, result: dict[str, Any]) -> dict[str, Any]:
         """Keep the result of a run, and return it as it will be read back.
@@ -67,7 +55,7 @@ class Kept:
             If JSON cannot hold it: a number in it is not finite.
         """
         content = {"run": run.to_dict(), "result": result}
-        write_json(self._path(run), content)
+        write_checked(self._path(run), content)
         return json.loads(json.dumps(result))
 
     def _path(self, run: Run) -> Path:

@@ -136,7 +136,7 @@ class _Robust:
         try:
             history = trainer.train(
                 evaluate=_looked_at(epochs, run["n_evaluated"]).__contains__,
-                measure=self._watched,
+                measure=_Watch(run, self.recipe, self.data),
                 checkpoint=base.with_name(f"{base.name}.{run.key}.safetensors"),
                 checkpoint_seconds=self.context.checkpoint_seconds,
                 progress=self._follow,
@@ -187,28 +187,6 @@ class _Robust:
         start = self._start().to(self.context.device)
         return self._geometry(calibrated(start, self.data.x_train))
 
-    def _watched(self, network: nn.Module) -> dict[str, float]:
-        """Return what is told of a network on its way, in little time.
-
-        The attack is short and in the precision of training.
-        """
-        data, n = self.data, min(WATCHED, self.run["n_measured"])
-        steps = min(WATCHED_STEPS, self.run["attack"]["n_steps"])
-        found = geometry_by_place(
-            network, data.x_train[:n], data.y_train[:n], places=[None]
-        )
-        attacked = evaluated(
-            network, data.x_test[:WATCHED], data.y_test[:WATCHED],
-            radius=self.run["attack"]["radius"], n_steps=steps,
-            precision=self.recipe.precision,
-        )  # fmt: skip
-        return {
-            "train_accuracy": _accuracy(network, data.x_train, data.y_train),
-            "test_accuracy": _accuracy(network, data.x_test, data.y_test),
-            ROUGH: attacked["robust_accuracy"],
-            **found[None],
-        }
-
     def _follow(self, epoch: int, row: Mapping[str, float] | None) -> None:
         """Say where training is; training is all but the last hundredths."""
         if row is not None:
@@ -253,6 +231,38 @@ class _Robust:
                 network, data.x_test[:n], data.y_test[:n], places=places
             )
         return {**whole, "places": train, "places_test": test}
+
+
+class _Watch:
+    """What is told of a network on its way, in little time.
+
+    The attack is short and in the precision of training.
+    """
+
+    def __init__(self, run: Run, recipe: Recipe, data: Pictures) -> None:
+        self.run, self.recipe, self.data = run, recipe, data
+
+    def describe(self) -> dict[str, Any]:
+        """Return what decides the numbers, beside what the trainer knows itself."""
+        return self.run.to_dict()
+
+    def __call__(self, network: nn.Module) -> dict[str, float]:
+        data, n = self.data, min(WATCHED, self.run["n_measured"])
+        steps = min(WATCHED_STEPS, self.run["attack"]["n_steps"])
+        found = geometry_by_place(
+            network, data.x_train[:n], data.y_train[:n], places=[None]
+        )
+        attacked = evaluated(
+            network, data.x_test[:WATCHED], data.y_test[:WATCHED],
+            radius=self.run["attack"]["radius"], n_steps=steps,
+            precision=self.recipe.precision,
+        )  # fmt: skip
+        return {
+            "train_accuracy": _accuracy(network, data.x_train, data.y_train),
+            "test_accuracy": _accuracy(network, data.x_test, data.y_test),
+            ROUGH: attacked["robust_accuracy"],
+            **found[None],
+        }
 
 
 def _looked_at(epochs: int, count: int) -> frozenset[int]:

@@ -11,7 +11,15 @@ from torch.nn.functional import cross_entropy
 
 from normalign.data import Dataset, modular_addition
 from normalign.nn import Transformer
-from normalign.training import Ensemble, Member, rules, stacked_centroid_alignment
+from normalign.training import (
+    Ensemble,
+    Measure,
+    Member,
+    Stack,
+    measures,
+    rules,
+    stacked_centroid_alignment,
+)
 from normalign_reproduction.context import Context
 from normalign_reproduction.experiments.timetable import kept_history, log_spaced
 from normalign_reproduction.experiments.together import alike, trained_together
@@ -21,7 +29,7 @@ __all__ = ["batches", "compute", "exact_cross_entropy"]
 
 COLUMNS = (
     "train_loss", "train_accuracy", "test_loss", "test_accuracy",
-    "centroid_alignment", "centroid_magnitude", "answer_alignment",
+    "centroid_alignment", "centroid_magnitude", "answer_alignment", "token_alignment",
 )  # fmt: skip
 
 
@@ -49,7 +57,9 @@ def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
 
     The map is from the embedded tokens, positions included, to the logits at the last;
     alignment is the mean over the first ``n_measured`` training pairs, and beside the
-    centroids' there is that of the right answer's row.
+    centroids' there is that of the right answer's row. ``token_alignment`` is the
+    authors' measure: the signed cosine of the centroid and the token embeddings
+    without positions, over all training pairs.
     """
     first, n = batch[0], batch[0]["n_measured"]
     data = [_pairs(run) for run in batch]
@@ -63,8 +73,12 @@ def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
         [Member(run.seed, rule) for run in batch],
         loss=exact_cross_entropy, epochs=first["steps"],
         evaluate=evaluated.__contains__,
-        measure=stacked_centroid_alignment(
-            [d.x_train[:n] for d in data], [d.y_train[:n] for d in data], at="blocks"
+        measure=measures(
+            stacked_centroid_alignment(
+                [d.x_train[:n] for d in data], [d.y_train[:n] for d in data],
+                at="blocks",
+            ),
+            _token_alignment([d.x_train for d in data]),
         ),
         device=context.device,
     )  # fmt: skip
@@ -73,6 +87,16 @@ def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
         {"history": kept_history(one.history, COLUMNS), "stopped": one.stopped}
         for one in trained
     ]
+
+
+def _token_alignment(x: Sequence[Tensor]) -> Measure:
+    # At an embedding the map begins at its output, before positions are added.
+    alignment = stacked_centroid_alignment(x, at="embed")
+
+    def measure(stack: Stack) -> dict[str, Tensor]:
+        return {"token_alignment": alignment(stack)["centroid_alignment"]}
+
+    return measure
 
 
 def _pairs(run: Run) -> Dataset:

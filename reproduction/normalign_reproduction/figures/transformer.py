@@ -21,24 +21,46 @@ the paper's own optimum for it has centroids of length 0 (Eq. ci_ce). At quick s
 centroids' cosine stays within a tenth of zero whatever the network learns, so what the
 paper says of them is judged at its own size alone. What that optimum does align, the
 Jacobian's row of the right answer, is measured beside.
+
+So is the authors' measure, which an earlier public script of theirs has: the signed
+cosine of the centroid with the token embeddings without positions, over all training
+pairs. It is judged by the same rules.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections.abc import Callable
 
 from normalign_reproduction.evidence.claims import start_and_end
 from normalign_reproduction.evidence.grokking import (
+    between,
     correlates_with_test,
     generalised,
     generalises_late,
     memorised,
+    rank_correlation,
     rises_since_memorised,
 )
 from normalign_reproduction.reporting.panels import Panel, Panels
-from normalign_reproduction.spec import Claim, Figure, Item, Records, Size
+from normalign_reproduction.spec import (
+    Claim,
+    Column,
+    Figure,
+    Item,
+    Record,
+    Records,
+    Row,
+    Size,
+    Table,
+)
+from normalign_reproduction.summaries import column, final, interval
 
 __all__ = ["ITEM"]
+
+# Columns of a history: ours, its magnitude, and what the authors' script takes.
+MEASURES = ("centroid_alignment", "centroid_magnitude", "token_alignment")
 
 
 def finding(records: Records) -> str:
@@ -50,14 +72,49 @@ def finding(records: Records) -> str:
         text += f", at step {statistics.fmean(late):.0f} in the mean, "
         text += f"{statistics.fmean(late) / statistics.fmean(early):.1f} times as late "
         text += "as they had learned their pairs"
-    centroid, size, answer = (
+    centroid, size, tokens, answer = (
         "{:.3f} to {:.3f}".format(*start_and_end(records, name))
-        for name in ("centroid_alignment", "centroid_magnitude", "answer_alignment")
+        for name in (*MEASURES, "answer_alignment")
     )
     return (
-        f"{text}; centroid alignment goes from {centroid} (its magnitude from {size}), "
-        f"the alignment of the right answer's row from {answer}."
+        f"{text}; centroid alignment goes from {centroid} (its magnitude from {size}; "
+        f"by the authors' measure from {tokens}), the alignment of the right answer's "
+        f"row from {answer}."
     )
+
+
+def _between(record: Record, name: str) -> list[float]:
+    return [column(record, name)[i] for i in between(record)]
+
+
+_MOMENTS: dict[str, Callable[[Record, str], float]] = {
+    "at memorisation": lambda record, name: _between(record, name)[0],
+    "least value from there to generalisation": lambda record, name: min(
+        _between(record, name)
+    ),
+    "at generalisation": lambda record, name: _between(record, name)[-1],
+    "at the end": final,
+    "rank correlation with test accuracy in between": (
+        lambda record, name: rank_correlation(record, name, "test_accuracy")
+    ),
+}
+
+
+def alignment_rows(records: Records) -> list[Row]:
+    """Return each measure of centroid alignment at the events, as means over seeds.
+
+    Of the seeds that memorised and generalised.
+    """
+    late = [r for r in records if between(r) and generalised(r) is not None]
+    rows = []
+    for moment, value in _MOMENTS.items():
+        row: Row = {"moment": moment, "n": len(late)}
+        for name in MEASURES:
+            known = [v for r in late if math.isfinite(v := value(r, name))]
+            row[name] = statistics.fmean(known) if known else None
+            row[f"{name}_interval"] = interval(known)
+        rows.append(row)
+    return rows if late else []
 
 
 ITEM = Item(
@@ -69,6 +126,7 @@ ITEM = Item(
         "some pairs to all."
     ),
     experiment="transformer",
+    version=2,
     variants=[{}],
     settings={
         "text": {
@@ -91,10 +149,31 @@ ITEM = Item(
     },
     finding=finding,
     departures=(
-        "20000 steps; Nanda et al. take 50000",
+        "20000 steps; Nanda et al. take 50000, the authors' script 48000",
         "no warm-up; Nanda et al. take one of 10 steps",
-        "alignment at the first 512 training pairs",
+        "alignment at the first 512 training pairs; the authors' measure at all",
     ),
+    tables=[
+        Table(
+            "transformer-alignment", "Centroid alignment by three measures",
+            alignment_rows,
+            [
+                Column("moment", "Centroid alignment"),
+                Column("n", "Seeds", "{:d}"),
+                Column("centroid_alignment", "Ours", "{:.3f}",
+                       interval="centroid_alignment_interval"),
+                Column("centroid_magnitude", "Ours, magnitude", "{:.3f}",
+                       interval="centroid_magnitude_interval"),
+                Column("token_alignment", "Authors' measure", "{:.3f}",
+                       interval="token_alignment_interval"),
+            ],
+            note="Ours: the mean cosine of the centroid and the embedded tokens with "
+            "their positions, signed or its magnitude. The authors' script: signed, "
+            "with the token embeddings without positions, over all training pairs. "
+            "Means over the seeds that generalised. Brackets: Student's 95 % interval "
+            "over seeds.",
+        )
+    ],
     figures=[
         Figure(
             "curves",
@@ -102,14 +181,18 @@ ITEM = Item(
                 panels=[
                     Panel("epoch", {"train_accuracy": "Train", "test_accuracy": "Test"},
                           "Steps", "Accuracy", ylim=(0, 1.05)),
-                    Panel("epoch", "centroid_alignment", "Steps", "Centroid alignment"),
+                    Panel("epoch", {"centroid_alignment": "Ours",
+                                    "token_alignment": "Authors' measure"},
+                          "Steps", "Centroid alignment"),
                     Panel("epoch", "answer_alignment", "Steps", "Answer alignment",
                           "beyond the paper"),
                 ]
             ),
             "Accuracy on training and held-out pairs, and the centroid alignment of "
-            "the map from the embedded tokens to the logits of the last; beside them "
-            "the alignment of the right answer's row of its Jacobian.",
+            "the map from the embedded tokens to the logits of the last, with the "
+            "embedded tokens and their positions (ours) or with the token embeddings "
+            "alone (the authors' measure); beside them the alignment of the right "
+            "answer's row of its Jacobian.",
         )
     ],
     claims=[
@@ -132,6 +215,20 @@ ITEM = Item(
             "steps evaluated between memorisation and generalisation, is 0.5 or more "
             "in the mean over seeds; a cosine that goes from -0.1 to 0 aligns nothing.",
             correlates_with_test("centroid_magnitude", least=0.5),
+            sizes=("full",),
+        ),
+        Claim(
+            "It becomes centroid-aligned, by the authors' measure",
+            "As above, of the signed cosine with the token embeddings without "
+            "positions, over all training pairs.",
+            rises_since_memorised("token_alignment", least=0.05),
+            sizes=("full",),
+        ),
+        Claim(
+            "Centroid alignment correlates with generalisation, by the authors' "
+            "measure",
+            "As above, of the same signed cosine.",
+            correlates_with_test("token_alignment", least=0.5),
             sizes=("full",),
         ),
         Claim(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-from normalign_reproduction.files import write_bytes, write_json
+from normalign_reproduction.files import read_json, write_bytes, write_json
 
 __all__ = ["write_anew"]
 
@@ -45,7 +44,7 @@ def _digest(content: bytes) -> str:
 def _listed(path: Path) -> dict[str, list[str]]:
     """Return what a list says; nothing of one that is missing or is no such list."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError):
         return {}
     if not isinstance(found, dict):

@@ -7,7 +7,6 @@ not finished is formed again exactly as it was, for only then does its checkpoin
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import statistics
@@ -17,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from normalign_reproduction.context import experiment_named
-from normalign_reproduction.files import settings_hash, write_json
+from normalign_reproduction.files import read_json, settings_hash, write_json
 from normalign_reproduction.results import Store
 from normalign_reproduction.spec import Item, Record, Run
 
@@ -211,7 +210,7 @@ def opened(work: Path) -> list[Batch]:
         if not _NAME.fullmatch(path.stem):
             continue
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_json(path)
             runs = tuple(Run(**run) for run in content["runs"])
             batch = Batch(runs, content["device"], len(runs), begun=True)
             known = content["format"] == FORMAT and batch.key == path.stem

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import tempfile
 import threading
 import time
@@ -24,8 +25,9 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from normalign.training import CheckpointRefused
-from normalign_reproduction._errors import require
+from normalign_reproduction._errors import complaint, require
 from normalign_reproduction.context import Context, experiment_named
+from normalign_reproduction.files import read_checked, write_checked
 from normalign_reproduction.results import Store
 from normalign_reproduction.running.plan import Batch, checkpoints, forget, remember
 
@@ -124,7 +126,10 @@ def computed(
     """
     if place.parent is not None:
         _settle(place.parent)
-    work = _work_folder(place.work)
+    try:
+        work = _work_folder(place.work)
+    except PermissionError as error:
+        return Ended(batch, "failed", error=str(error), trace=traceback.format_exc())
     notes = Notes(work / f"{batch.key}.progress", place.session, progress)
     try:
         if place.writes and _is_stored(batch, place):
@@ -184,11 +189,9 @@ def notes_of(key: str, work: Path) -> dict[str, Any] | None:
     when the batch was left in order.
     """
     try:
-        text = (work / f"{key}.progress").read_text(encoding="utf-8")
-        note = json.loads(text)
+        return read_checked(work / f"{key}.progress")
     except (OSError, ValueError):
         return None
-    return note if isinstance(note, dict) and {"share", "words"} <= set(note) else None
 
 
 class Notes:
@@ -229,10 +232,8 @@ class Notes:
             "share": self.share, "words": self.words, "seconds": self.seconds,
             "session": self.session, "pid": pid,
         }  # fmt: skip
-        draft = self.path.with_name(f".{self.path.name}")
         with suppress(OSError):
-            draft.write_text(json.dumps(note), encoding="utf-8")
-            draft.replace(self.path)
+            write_checked(self.path, note)
 
 
 def _results(
@@ -284,13 +285,47 @@ def is_full(error: BaseException | None) -> bool:
 
 
 def _work_folder(wanted: Path) -> Path:
-    """Return the work folder, or one of this machine where that one cannot be."""
+    """Return the work folder, or one of this user where that one cannot be.
+
+    Raises
+    ------
+    PermissionError
+        If that one belongs to somebody else, is a link, or is open to others.
+    """
     try:
         wanted.mkdir(parents=True, exist_ok=True)
     except PermissionError:
-        wanted = Path(tempfile.gettempdir()) / "normalign-work"
-        wanted.mkdir(exist_ok=True)
+        return private_folder(Path(tempfile.gettempdir()), "normalign-work")
     return wanted
+
+
+def private_folder(parent: Path, name: str) -> Path:
+    """Return a folder of this user below one that everybody can write to.
+
+    Anybody can make a folder or a link of the same name first, and put files there that
+    we would read: only a folder of our own that nobody else can enter is taken.
+    """
+    # No user numbers on Windows, whose temporary folders are each user's own.
+    user = os.getuid() if hasattr(os, "getuid") else None
+    path = parent / (name if user is None else f"{name}-{user}")
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    if user is None:
+        return path
+    found = path.lstat()
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISDIR(found.st_mode):
+        got = "a link" if stat.S_ISLNK(found.st_mode) else "a file"
+    elif found.st_uid != user:
+        got = f"one of user {found.st_uid}"
+    else:
+        got = "" if mode & 0o077 == 0 else f"one of mode {mode:o}"
+    if got:
+        rule = f"a folder of user {user} and of mode 700"
+        remedy = "Remove it, or name another folder by TMPDIR."
+        text = complaint("normalign_reproduction", f"{path}", rule, got, remedy)
+        raise PermissionError(text)
+    return path
 
 
 @contextmanager

@@ -1,11 +1,14 @@
 """What the pages on tables show is made of records, and of nothing else."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from normalign_reproduction.experiments.tabular_data import TABLES
 from normalign_reproduction.spec import Record, Run
@@ -133,7 +136,26 @@ def test_a_single_number_is_filled_in_and_nothing_around_it(monkeypatch):
     assert filled == "by <!--v:gain-->-2.1<!--/v--> points, <!--n:gain-->1<!--/n-->\n"
     assert tables.filled(filled) == filled
     with pytest.raises(KeyError):
-        tables.filled("<!--v:unheard_of--><!--/v-->")
+        tables.filled("by <!--v:unheard_of--><!--/v-->")
+
+
+def test_the_p_of_alignment_is_scipys_paired_test_of_the_stored_values():
+    found = {1.0: {}, 0.0: {}}
+    archive = tables.RESULTS / "paper" / "table2-full-released.json"
+    for one in json.loads(archive.read_text())["records"]:
+        settings = one["run"]["settings"]
+        if settings["protocol"] == "released":
+            by_table = found[settings["identity_weight"]]
+            values = by_table.setdefault(settings["dataset"], [])
+            values.append(one["result"]["normal_alignment"])
+    names = sorted(found[1.0])
+    rfm, rfam = ([np.mean(found[w][name]) for name in names] for w in (1.0, 0.0))
+    p = stats.ttest_rel(rfam, rfm, alternative="greater").pvalue
+    numbers = tables.numbers()
+    assert numbers["normal_alignment_released_p"] == f"{p:.2g}"
+    changes = np.array(rfam) / rfm - 1
+    p = stats.ttest_1samp(changes, 0, alternative="greater").pvalue
+    assert numbers["normal_alignment_released_p_changes"] == f"{p:.2g}"
 
 
 def test_the_tables_on_tables_are_whole():

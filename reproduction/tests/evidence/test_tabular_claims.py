@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from normalign_reproduction.evidence.tabular_claims import CLAIMS, finding
 from tests.evidence.tables_by_hand import record, twins
@@ -101,20 +102,45 @@ def test_the_finding_says_what_the_numbers_are():
     assert finding([]) == "No table has both methods."
 
 
-def test_a_test_says_what_ranks_and_the_median_say():
-    # One table of forty-one carries the mean and drowns its t-test.
-    records = [
+def one_extreme(rfm, rfam):
+    """Forty-one tables; RFM and RFAM have these alignments on the first."""
+    return [
         one
         for i in range(41)
         for one in twins(
-            f"t{i:02}", (0.8, 60.0, 0.01), (0.8, 60.0, 5.0 if i == 0 else 0.011)
+            f"t{i:02}",
+            (0.8, 60.0, rfm if i == 0 else 0.4),
+            (0.8, 60.0, rfam if i == 0 else 0.44 + i / 1e4),
         )
     ]
+
+
+def test_the_verdict_is_of_the_raw_values_and_shows_what_the_changes_say():
+    # A ratio of 100 on one table drowns the t-test of relative changes, not of values.
+    records = one_extreme(0.002, 0.2)
+    before, after = (
+        [one.result["normal_alignment"] for one in records[start::2]]
+        for start in (0, 1)
+    )
+    paired = stats.ttest_rel(after, before, alternative="greater").pvalue
     _, sure = RULES["RFAM is more aligned"].check(records)
+    assert sure.ours == f"{paired:.2g}"
+    assert sure.holds is True
+    assert "paired t-test of the raw values of 41 tables" in sure.why
+    assert "median +0.11 relative" in sure.why
+    changes = [b / a - 1 for a, b in zip(before, after, strict=True)]
+    assert f"mean change {np.mean(changes):+.2f} relative" in sure.why
+    for name, test in (
+        ("t-test", lambda x: stats.ttest_1samp(x, 0, alternative="greater")),
+        ("Wilcoxon's test", lambda x: stats.wilcoxon(x, alternative="greater")),
+    ):
+        assert f"{name} of the changes: {test(changes).pvalue:.2g}" in sure.why
+
+
+def test_one_table_drowns_the_paired_test_and_the_ranks_show_it():
+    _, sure = RULES["RFAM is more aligned"].check(one_extreme(0.4, 400.0))
     assert sure.holds is False
-    assert "median +0.10" in sure.why
-    ranks = float(sure.why.partition("Wilcoxon's ")[2].partition(",")[0])
-    assert ranks < 1e-6
+    assert float(sure.why.rpartition(": ")[2]) < 1e-6  # Wilcoxon's
 
 
 def test_tables_without_a_rate_are_counted_where_they_are_missed():

@@ -74,6 +74,36 @@ def test_the_table_has_every_choice_of_the_paper_once():
     assert len(choices) == len(set(choices)) == 3 * (5 + 4 + 5 + 4) + 1
 
 
+def test_the_constants_of_full_runs_are_the_papers():
+    """sec:empirical_comparison has the constants, tab:hyperparameters the choices."""
+    runs = TABLE.runs(size="full", preset="text", digits="mnist")
+    assert {run["init_scale"] for run in runs} == {2.0}
+    assert {run["weight_decay"] for run in runs} == {1e-4}
+    weights = {0.0001, 0.001, 0.01, 0.1, 1.0}
+    considered = {
+        "input": weights, "output": weights - {1.0},
+        "orthogonal": weights, "nuclear": weights - {1.0},
+    }  # fmt: skip
+    grid = {(s, n, w) for s in considered for n in (1, 2, 4) for w in considered[s]}
+    choices = {(r["strategy"], r["n_probes"], r["weight"]) for r in runs}
+    assert choices - {("baseline", 0, 0.0)} == grid
+    assert PRINTED == {
+        "input": (1, 0.1), "output": (1, 0.01), "orthogonal": (1, 0.1),
+        "nuclear": (1, 0.01),
+    }  # fmt: skip
+
+
+def test_a_run_starts_at_its_scale_and_decays_by_its_decay():
+    data = digits("digits_5000", n_train=4, n_test=4)
+    scaled, plain = (
+        ablation._start(tiny(init_scale=scale), data).state_dict()
+        for scale in (2.0, 1.0)
+    )
+    for name, values in scaled.items():
+        assert torch.equal(values, 2 * plain[name]), name
+    assert ablation._member(tiny(weight_decay=0.5)).optimizer.weight_decay == 0.5
+
+
 def test_the_printed_choices_are_in_the_grids():
     for grid in (GRID, QUICK_GRID):
         named = [tuple(v.values()) for v in strategies.variants(grid)]

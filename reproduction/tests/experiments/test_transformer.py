@@ -14,7 +14,7 @@ from normalign_reproduction.evidence.grokking import (
     rank_correlation,
 )
 from normalign_reproduction.experiments import transformer
-from normalign_reproduction.figures.transformer import ITEM
+from normalign_reproduction.figures.transformer import ITEM, alignment_rows
 from normalign_reproduction.spec import Record, Run
 
 CPU = torch.device("cpu")
@@ -33,13 +33,14 @@ def computed(tmp_path, *runs):
     return transformer.compute(runs, Context(CPU, tmp_path / "state"))
 
 
-def record(train, test, alignment=None, seed=0):
+def record(train, test, alignment=None, tokens=None, seed=0):
     columns = {
         "epoch": [0, *(2**i for i in range(len(train) - 1))],
         "train_accuracy": train, "test_accuracy": test,
         "centroid_alignment": alignment or [0.0] * len(train),
         "centroid_magnitude": [abs(a) for a in alignment or [0.0] * len(train)],
         "answer_alignment": test,
+        "token_alignment": tokens or [0.0] * len(train),
     }  # fmt: skip
     return Record(small_run(seed), {"history": {"columns": columns}})
 
@@ -73,6 +74,14 @@ def test_a_run_is_torchs_adamw_on_the_whole_training_set(tmp_path):
         (pulled,) = torch.autograd.grad(part.sum(), x, retain_graph=True)
         wanted = torch.cosine_similarity(pulled.flatten(1), x.flatten(1)).mean()
         assert columns[name][-1] == pytest.approx(float(wanted.detach()), abs=1e-4)
+    # The authors' measure: tokens without positions, over all training pairs.
+    tokens = network.embed(data.x_train).detach().requires_grad_()
+    logits = network.unembed(network.blocks(tokens + network.pos)[:, -1])
+    (pulled,) = torch.autograd.grad(logits.sum(), tokens)
+    wanted = torch.cosine_similarity(pulled.flatten(1), tokens.flatten(1)).mean()
+    found = columns["token_alignment"][-1]
+    assert found == pytest.approx(float(wanted.detach()), abs=1e-4)
+    assert abs(found - columns["centroid_alignment"][-1]) > 1e-3
 
 
 def test_the_equals_sign_has_a_logit_too():
@@ -154,6 +163,26 @@ def test_correlation_is_judged_by_its_mean_over_seeds():
     assert holds(2, record(TRAIN, TEST)) == [None]
 
 
+def test_the_authors_measure_is_judged_by_the_same_rules():
+    rising = record(TRAIN, TEST, RISING[::-1], RISING)
+    assert holds(1, rising) == holds(2, rising) == [False]
+    assert holds(3, rising) == holds(4, rising) == [True]
+    falling = record(TRAIN, TEST, RISING, RISING[::-1])
+    assert holds(3, falling) == holds(4, falling) == [False]
+
+
+def test_the_measures_stand_side_by_side():
+    tokens = [0.0, 0.0, 0.1, -0.2, 0.0, 0.3, 0.5]
+    never = record([0, 0.5], [0, 0.1])
+    rows = alignment_rows([record(TRAIN, TEST, RISING, tokens), never])
+    assert [row["n"] for row in rows] == [1] * 5
+    assert [row["centroid_alignment"] for row in rows[:4]] == [0.1, 0.1, 0.5, 0.5]
+    assert [row["token_alignment"] for row in rows[:4]] == [0.1, -0.2, 0.5, 0.5]
+    # ranks 3, 1, 2, 4, 5 against 1 to 5
+    assert rows[4]["token_alignment"] == pytest.approx(0.7)
+    assert alignment_rows([never]) == []
+
+
 def test_the_finding_counts_the_seeds_that_generalised():
     text = ITEM.finding([record(TRAIN, TEST, RISING), record(TRAIN, TRAIN[:1] * 7)])
     assert text.startswith("1 of 2 seeds generalised, at step 32 in the mean, 16.0")
@@ -164,7 +193,7 @@ def test_the_finding_counts_the_seeds_that_generalised():
 
 def test_the_figure_has_accuracies_centroids_and_answers_from_left_to_right():
     drawing = ITEM.figures[0].draw([record(TRAIN, TEST, RISING)])
-    assert [len(axis.lines) for axis in drawing.axes] == [2, 1, 1]
+    assert [len(axis.lines) for axis in drawing.axes] == [2, 2, 1]
     assert all(axis.get_xscale() == "log" for axis in drawing.axes)
 
 

@@ -3,6 +3,7 @@ import json
 import os
 import random
 import signal
+import stat
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import torch
 
 from normalign_reproduction import results as results_module
 from normalign_reproduction.context import Context
+from normalign_reproduction.files import write_checked
 from normalign_reproduction.results import Store
 from normalign_reproduction.running import workers
 from normalign_reproduction.running.plan import opened, planned
@@ -20,6 +22,8 @@ from normalign_reproduction.running.runner import carried_out
 from normalign_reproduction.running.workers import Workplace, computed
 from tests import tiny, tiny_training
 from tests.processes import Server, is_alive, kill, notes, results, wait_for
+
+pytestmark = pytest.mark.usefixtures("ctrl_c", "time_limit")
 
 
 @pytest.fixture
@@ -221,7 +225,7 @@ def test_seconds_add_up_over_processes(there, monkeypatch):
     batch = there.plan().batches[0]
     note = {"share": 0.5, "words": "half", "seconds": 100.0, "session": "", "pid": 1}
     there.place.work.mkdir()
-    (there.place.work / f"{batch.key}.progress").write_text(json.dumps(note))
+    write_checked(there.place.work / f"{batch.key}.progress", note)
     computed(batch, there.place)
     made = there.store.records(batch.runs)[0].made
     assert 100.0 < made["seconds"] < 160.0
@@ -231,7 +235,7 @@ def test_seconds_add_up_over_processes(there, monkeypatch):
 
 
 def test_a_full_disk_stops_the_work_and_loses_nothing(there, monkeypatch):
-    real, n = results_module.write_json, []
+    real, n = results_module.write_checked, []
 
     def write(path, content):
         n.append(path)
@@ -239,13 +243,13 @@ def test_a_full_disk_stops_the_work_and_loses_nothing(there, monkeypatch):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(path, content)
 
-    monkeypatch.setattr(results_module, "write_json", write)
+    monkeypatch.setattr(results_module, "write_checked", write)
     done = carried_out(there.plan(), there.place)
     assert done.full is not None
     assert "No space left" in done.full.error
     assert [one.how for one in done.ended] == ["done", "full"]
     assert len(results(there.out)) == 3
-    monkeypatch.setattr(results_module, "write_json", real)
+    monkeypatch.setattr(results_module, "write_checked", real)
     carried_out(there.plan(), there.place)
     assert values(there.out) == EXPECTED
 
@@ -258,6 +262,62 @@ def test_the_systems_own_error_counts_as_a_full_disk(there, monkeypatch):
 
     monkeypatch.setattr(tiny, "compute", compute)
     assert computed(there.plan().batches[0], there.place).how == "full"
+
+
+# the work folder
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """A folder for temporary files; ``elsewhere`` is where no folder can be made."""
+    monkeypatch.setattr(workers.tempfile, "gettempdir", lambda: str(tmp_path))
+    made = type(tmp_path).mkdir
+
+    def mkdir(self, *arguments, **options):
+        if self.name == "elsewhere":
+            raise PermissionError
+        return made(self, *arguments, **options)
+
+    monkeypatch.setattr(type(tmp_path), "mkdir", mkdir)
+    return tmp_path
+
+
+def test_a_work_folder_that_cannot_be_made_is_replaced_by_one_of_the_user(temporary):
+    before = os.umask(0)
+    try:
+        path = workers._work_folder(temporary / "elsewhere")
+    finally:
+        os.umask(before)
+    assert path == temporary / f"normalign-work-{os.getuid()}"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert workers._work_folder(temporary / "elsewhere") == path
+
+
+@pytest.mark.parametrize(
+    ("put", "got"),
+    [
+        (lambda path: path.symlink_to(path.parent), "got a link"),
+        (lambda path: path.symlink_to("nowhere"), "got a link"),
+        (lambda path: path.touch(), "got a file"),
+        (lambda path: (path.mkdir(), path.chmod(0o755)), "got one of mode 755"),
+        (lambda path: (path.mkdir(), path.chmod(0o720)), "got one of mode 720"),
+        (None, f"got one of user {os.getuid()}"),
+    ],
+)
+def test_a_folder_that_others_may_have_made_is_refused(
+    temporary, there, monkeypatch, put, got
+):
+    if put is None:
+        (temporary / f"normalign-work-{os.getuid() + 1}").mkdir(mode=0o700)
+        user = os.getuid() + 1
+        monkeypatch.setattr(os, "getuid", lambda: user)
+    else:
+        put(temporary / f"normalign-work-{os.getuid()}")
+    place = replace(there.place, work=temporary / "elsewhere")
+    ended = computed(there.plan().batches[0], place)
+    assert ended.how == "failed"
+    assert got in ended.error
+    assert "a folder of user" in ended.error
 
 
 # processes

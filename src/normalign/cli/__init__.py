@@ -24,7 +24,7 @@ __all__ = ["as_json", "main", "note", "number", "say", "table"]
 _COMMANDS = (measure, data, doctor)
 _GROUP = "normalign.commands"  # entry points: modules with `add_to(subparsers)`
 # Commands of the package normalign-reproduction, named where it is not installed.
-_REPRODUCTION = ("reproduce", "list", "show", "compare", "report")
+_REPRODUCTION = ("reproduce", "list", "show", "compare", "report", "verify")
 
 
 class _Parser(argparse.ArgumentParser):

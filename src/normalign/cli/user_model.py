@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import sys
 import traceback
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -185,12 +187,14 @@ def read_arrays(
     """
     require(path.is_file(), callee, "--data", "a file that exists", str(path))
     try:
-        archive = np.load(path, allow_pickle=False)
+        with path.open("rb") as file:
+            single = file.read(len(np.lib.format.MAGIC_PREFIX))
+        # Before numpy makes room for what the header of a single array says.
         require(
-            isinstance(archive, np.lib.npyio.NpzFile), callee, "--data",
-            "an .npz archive", f"{path.name}, a single array", "Use numpy.savez.",
+            single != np.lib.format.MAGIC_PREFIX, callee, "--data", "an .npz archive",
+            f"{path.name}, a single array", "Use numpy.savez.",
         )  # fmt: skip
-        with archive:
+        with np.load(path, allow_pickle=False) as archive:
             names = archive.files
             require(
                 x_key in names, callee, "--x-key",
@@ -201,8 +205,17 @@ def read_arrays(
                 f"one of {', '.join(names)}", repr(y_key),
             )  # fmt: skip
             labels = y_key or ("y" if "y" in names else None)
+            for name in filter(None, (x_key, labels)):
+                _require_whole(archive, name)
             x, y = archive[x_key], archive[labels] if labels else None
-    except (zipfile.BadZipFile, EOFError, ValueError) as error:
+    except MemoryError as error:
+        raise ValueError(
+            complaint(callee, "--data", "arrays that fit into memory", f"{error}")
+        ) from error
+    except (
+        zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError,
+        RuntimeError, ValueError,
+    ) as error:  # fmt: skip
         if str(error).startswith(f"{callee}: "):
             raise
         raise ValueError(
@@ -214,15 +227,44 @@ def read_arrays(
     return _checked_arrays(callee, x, y)
 
 
+def _require_whole(archive: Any, name: str) -> None:
+    """Refuse a member whose header says another size than the member has.
+
+    Before numpy makes room for that size.
+
+    Raises
+    ------
+    ValueError
+        If it has another size, or is no array.
+    """
+    files = archive.zip.NameToInfo
+    info = files.get(f"{name}.npy") or files[name]
+    with archive.zip.open(info) as member:
+        try:
+            version = np.lib.format.read_magic(member)
+            read = getattr(np.lib.format, f"read_array_header_{version[0]}_0", None)
+            if read is None:  # field names in UTF-8, which plain numbers do not have
+                raise ValueError(f"format {version[0]} is of structured arrays")
+            shape, _, dtype = read(member)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+        stored = info.file_size - member.tell()
+    if not dtype.hasobject and math.prod(shape) * dtype.itemsize != stored:
+        raise ValueError(
+            f"{name}: its header says shape {shape} of {dtype}, "
+            f"{math.prod(shape) * dtype.itemsize} bytes; there are {stored}"
+        )
+
+
 def _checked_arrays(
     callee: str, x: np.ndarray, y: np.ndarray | None
 ) -> tuple[Tensor, Tensor | None]:
     require_kind(x.dtype.kind in "fiub", callee, "--data", "an x of real numbers", x)
     require(
-        x.ndim >= 1 and len(x) >= 1,
+        x.ndim >= 1 and x.size >= 1,
         callee,
         "--data",
-        "an x with at least one sample",
+        "an x with at least one sample, none of them empty",
         x,
     )
     inputs = torch.from_numpy(np.ascontiguousarray(x.astype(_native(x), copy=False)))

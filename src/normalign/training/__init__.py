@@ -10,7 +10,7 @@ from normalign.training.history import History
 from normalign.training.loop import Split, accuracy, is_evaluated, train
 from normalign.training.measures import stacked_geometry
 from normalign.training.reduction import SpanReduction, span_reduction
-from normalign.training.stack import Measure
+from normalign.training.stack import Measure, Stack
 from normalign.training.together import Trained, train_together
 from normalign.training.tuning import TunedWeight, tune_weight
 
@@ -24,6 +24,7 @@ __all__ = [
     "Member",
     "SpanReduction",
     "Split",
+    "Stack",
     "Trained",
     "TunedWeight",
     "accuracy",

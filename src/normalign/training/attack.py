@@ -210,6 +210,14 @@ class _Survivors:
         self.loss, self.attack = loss, {"loss": stacked_loss(loss), **attack}
         self._placed: dict[Any, tuple[Tensor, Tensor, Tensor]] = {}
 
+    def describe(self) -> dict[str, Any]:
+        """Return all settings, the samples among them."""
+        attack = {name: v for name, v in self.attack.items() if name != "loss"}
+        return {
+            "x": self.x, "y": self.y, "start": self.start, "name": self.name,
+            "loss": self.loss, "attack": attack,
+        }  # fmt: skip
+
     @torch.no_grad()
     def __call__(self, stack: Stack) -> dict[str, Tensor]:
         inputs, target, start = self._on_the_device_of(stack)
@@ -260,17 +268,24 @@ def measures(*several: Measure) -> Measure:
     for each in several:
         require_kind(callable(each), "measures", "each", "a function", describe(each))
 
-    def measure(stack: Stack) -> dict[str, Tensor]:
+    return _Several(several)
+
+
+class _Several:
+    """The columns of several measurements."""
+
+    def __init__(self, several: Sequence[Measure]) -> None:
+        self.several = several
+
+    def __call__(self, stack: Stack) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        for each in several:
+        for each in self.several:
             columns = each(stack)
             twice = sorted(found.keys() & columns.keys())
             rule = "of columns that no other has"
             require(not twice, "measures", "each", rule, ", ".join(twice))
             found.update(columns)
         return found
-
-    return measure
 
 
 def _outputs(stack: Stack, x: Tensor) -> Tensor:

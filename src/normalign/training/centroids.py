@@ -84,12 +84,21 @@ def stacked_centroid_alignment(
     inputs = _inputs(x, at)
     labels = None if y is None else _labels(y, inputs.shape[1])
 
+    return _CentroidAlignment(inputs, labels, at)
+
+
+class _CentroidAlignment:
+    """A measurement of all networks of a stack at some samples."""
+
+    def __init__(self, x: Tensor, y: Tensor | None, at: str | At | None) -> None:
+        self.x, self.y, self.at = x, y, at
+
     @torch.no_grad()
-    def measure(stack: Stack) -> dict[str, Tensor]:
-        rows, points = stack.rows, _of(stack, inputs)
+    def __call__(self, stack: Stack) -> dict[str, Tensor]:
+        rows, points = stack.rows, _of(stack, self.x)
         dtype = rows.dtype if points.is_floating_point() else points.dtype
-        answers = None if labels is None else _of(stack, labels).to(rows.device)
-        start, pulled = _pulled(stack, points.to(rows.device, dtype), answers, at)
+        answers = None if self.y is None else _of(stack, self.y).to(rows.device)
+        start, pulled = _pulled(stack, points.to(rows.device, dtype), answers, self.at)
         exact = summing_dtype(rows.device)
         start = start.flatten(2).to(exact)
         cosines = [centroid_alignment(v.flatten(2).to(exact), start) for v in pulled]
@@ -97,11 +106,9 @@ def stacked_centroid_alignment(
             "centroid_alignment": cosines[0].mean(1),
             "centroid_magnitude": cosines[0].abs().mean(1),
         }
-        if labels is not None:
+        if answers is not None:
             columns["answer_alignment"] = cosines[1].mean(1)
         return columns
-
-    return measure
 
 
 def _pulled(

@@ -7,9 +7,8 @@ never on its neighbours.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,9 @@ from torch import Tensor, nn
 from normalign._checks import complaint, describe, require, require_kind
 from normalign.regularizers import PenaltyForm
 from normalign.training.answers import answers_of_sets
-from normalign.training.checkpoint import fingerprint
 from normalign.training.group import Group, Plan, Record
 from normalign.training.history import History
+from normalign.training.identity import digest, identify_run, identify_structure
 from normalign.training.likeness import check_outputs, working_dtype
 from normalign.training.loop import Split, is_evaluated
 from normalign.training.losses import stacked_loss, threshold_of
@@ -33,7 +32,6 @@ from normalign.training.refusals import (
     check_listed,
     check_sets,
     check_whole,
-    structure,
 )
 from normalign.training.rules import SGD, AdamW, Grokfast, OrthoGrad, StackedRule
 from normalign.training.stack import Measure, Prepare, Stack
@@ -158,9 +156,7 @@ class Ensemble:
     prepare : callable, optional
         ``prepare(stack, x, y, keys)`` changes the inputs (s, b, ...) of each training
         batch before its step: augmentation, or an attack; see
-        :mod:`normalign.training.batches`. Evaluation sees the data as they are. In a
-        checkpoint it counts by its name and by what its ``describe()`` says, if it has
-        one.
+        :mod:`normalign.training.batches`. Evaluation sees the data as they are.
     device : torch.device or str, optional
         Where to train; by default where the networks are.
 
@@ -255,34 +251,45 @@ class Ensemble:
             for positions in kinds.values()
         ]
 
-    def identity(self) -> str:
-        """Return a hash of all that decides how the networks train."""
+    def identity(self) -> dict[str, str]:
+        """Return a hash of each thing that decides how the networks train.
+
+        Raises
+        ------
+        TypeError
+            If one of them cannot be identified; see
+            :func:`normalign.training.identity.identify`.
+        """
         known: dict[int, str] = {}
 
         def name_of(value: Tensor) -> str:
             if id(value) not in known:
-                known[id(value)] = _digest(value)
+                known[id(value)] = digest(value)
             return known[id(value)]
 
-        plan = self.plan
+        callee, plan, network = "Ensemble.train", self.plan, self.networks.network
         due = [e for e in range(plan.epochs + 1) if plan.is_due(e)]
         settings = {
-            "members": [_described(member) for member in self.members],
-            "loss": _name(self.loss),
-            "evaluated": due,
-            "measure": plan.measure and _name(plan.measure),
-            "measured": plan.measure and [e for e in due if plan.measure_at(e)],
-            "prepare": self.prepare and _told(self.prepare),
+            "loss": self.loss,
+            "evaluate": due,
+            "measure": plan.measure,
+            "measure_at": plan.measure and [e for e in due if plan.measure_at(e)],
+            "prepare": self.prepare,
             "batch_size": self.batch_size,
-            "network": structure(self.networks.network),
-            "buffers": [_digest(b) for b in self.networks.network.buffers()],
-            "start": _digest(self.start),
-            "data": {
-                name: [(name_of(x), name_of(y)) for x, y in pairs]
-                for name, pairs in self._sets.items()
-            },
+            "weights": digest(self.start),
+            "buffers": [digest(buffer) for buffer in network.buffers()],
         }
-        return fingerprint(settings)
+        settings |= {
+            f"the members' {entry.name}": [getattr(m, entry.name) for m in self.members]
+            for entry in fields(Member)
+        }
+        settings |= {
+            f"{name} {part}": [name_of(pair[position]) for pair in pairs]
+            for name, pairs in self._sets.items()
+            for position, part in enumerate(("inputs", "targets"))
+        }
+        structure = identify_structure(callee, "networks", network)
+        return {"networks": structure, **identify_run(callee, settings)}
 
     def _stack(self, positions: list[int]) -> Stack:
         members = [self.members[i] for i in positions]
@@ -356,32 +363,3 @@ def _first_output(architecture: Networks, row: Tensor, x: Tensor) -> Tensor:
         got = f"{type(architecture.network).__name__} on {describe(x)}: {error}"
         text = complaint("Ensemble", "networks", rule, got, remedy)
         raise ValueError(text) from error
-
-
-def _described(member: Member) -> dict[str, Any]:
-    """Return a member as JSON can hold it."""
-    return {
-        **asdict(member),
-        "kinds": [
-            type(member.optimizer).__name__,
-            type(member.gradient_filter).__name__,
-        ],
-    }
-
-
-def _name(function: Any) -> str:
-    """Return the name of a function, or of the class of a callable object."""
-    return getattr(function, "__qualname__", type(function).__qualname__)
-
-
-def _told(prepare: Any) -> list[Any]:
-    """Return what is known of a hook: its name, and what it says of itself."""
-    describe = getattr(prepare, "describe", None)
-    return [_name(prepare), describe() if callable(describe) else None]
-
-
-def _digest(value: Tensor) -> str:
-    """Return a hash of a tensor: its dtype, its shape and its numbers."""
-    numbers = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    label = f"{value.dtype}{tuple(value.shape)}"
-    return hashlib.sha256(label.encode() + numbers.tobytes()).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,22 +92,32 @@ def stacked_geometry(
     inputs, labels = _checked(x, y)
     if chunk_size is not None:
         require(chunk_size >= 1, CALLEE, "chunk_size", "at least 1", chunk_size)
-    placed: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor | None]] = {}
+    return _Geometry(inputs, labels, chunk_size)
+
+
+class _Geometry:
+    """A measurement, with the samples that it brings to the device once."""
+
+    def __init__(self, x: Tensor, y: Tensor | None, chunk_size: int | None) -> None:
+        self.x, self.y, self.chunk_size = x, y, chunk_size
+        self._placed: dict[Any, tuple[Tensor, Tensor | None]] = {}
+
+    def describe(self) -> dict[str, Any]:
+        """Return all settings, the samples among them."""
+        return {"x": self.x, "y": self.y, "chunk_size": self.chunk_size}
 
     @torch.no_grad()
-    def measure(stack: Stack) -> dict[str, Tensor]:
+    def __call__(self, stack: Stack) -> dict[str, Tensor]:
         rows = stack.rows
         place = rows.device, rows.dtype
-        if place not in placed:
-            placed[place] = (
-                inputs.to(rows.dtype).to(rows.device),
-                None if labels is None else labels.to(rows.device),
+        if place not in self._placed:
+            self._placed[place] = (
+                self.x.to(rows.dtype).to(rows.device),
+                None if self.y is None else self.y.to(rows.device),
             )
             if rows.device.type == "cuda":  # other stacks read it on other streams
                 torch.cuda.current_stream(rows.device).synchronize()
-        return _means(stack, *placed[place], chunk_size)
-
-    return measure
+        return _means(stack, *self._placed[place], self.chunk_size)
 
 
 def _means(

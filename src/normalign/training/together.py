@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from normalign._checks import complaint, require, require_kind
-from normalign.training.checkpoint import (
-    CheckpointRefused,
-    read_checkpoint,
-    write_checkpoint,
-)
+from normalign._checks import require, require_kind
+from normalign.training.checkpoint import read_checkpoint, write_checkpoint
 from normalign.training.group import Group, Record
 from normalign.training.history import History
+from normalign.training.identity import require_same_run
 from normalign.training.interrupts import Interrupts
 from normalign.training.refusals import check_calls
 
@@ -74,9 +71,11 @@ def train_together(
         A file for each ensemble. It is written about every ``checkpoint_seconds``
         and at the end; where it exists already, and was made by the same settings on
         the same data, training goes on from it, bit for bit as if never interrupted on
-        the same machine. Losses and measurements of one's own count by their names,
-        ``prepare`` by its name and what its ``describe()`` says, ``until`` and
-        callbacks not at all.
+        the same machine. Networks, losses, ``measure`` and ``prepare`` count by their
+        content: functions by their code and the values that they read, objects by what
+        their ``describe()`` returns or by their attributes. ``until`` and callbacks do
+        not count. A lambda or a local function cannot be compared with that of another
+        process; define it at the top level of a module, or as a class.
     callback : callable
         ``callback(e, i, row)`` is called with the number of the ensemble, of the
         member in it, and its new row; returning ``True`` ends that member's training.
@@ -90,6 +89,9 @@ def train_together(
     ------
     ValueError
         If a checkpoint belongs to other settings or is damaged.
+    TypeError
+        If there is a checkpoint, and a network, loss, ``measure`` or ``prepare`` that
+        it cannot identify.
     """
     files = list(checkpoints) if checkpoints is not None else [None] * len(ensembles)
     rule = f"one for each of the {len(ensembles)} ensembles"
@@ -169,7 +171,7 @@ class Run:
         self.records = [Record(History()) for _ in ensemble.members]
         self.groups = ensemble.groups(self.records)
         self.earlier = 0.0
-        self.identity = "" if file is None else ensemble.identity()
+        self.identity = {} if file is None else ensemble.identity()
         if file is not None and file.exists():
             self._resume(file)
         else:  # a path that cannot be written is found now, not after the training
@@ -225,12 +227,8 @@ class Run:
 
     def _resume(self, file: Path) -> None:
         stored = read_checkpoint(file)
-        remedy = "Delete the file to start anew, or name another one."
-        rule = "one that was written with these settings and data"
-        if stored.record.get("identity") != self.identity:
-            got = f"{file.name} of another run"
-            text = complaint("Ensemble.train", "checkpoint", rule, got, remedy)
-            raise CheckpointRefused(text)
+        found = stored.record.get("identity")
+        require_same_run("Ensemble.train", file, found, self.identity)
         self.earlier = float(stored.record["seconds"])
         for record, kept in zip(self.records, stored.record["members"], strict=True):
             record.history = History.from_dict(kept["history"])

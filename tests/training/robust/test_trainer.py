@@ -17,7 +17,9 @@ from normalign.training.robust import (
 )
 from normalign.training.robust import trainer as trainer_module
 from normalign.training.robust.draws import Draws
-from normalign.training.robust.keeping import digest, pause_after
+from normalign.training.robust.keeping import pause_after
+
+pytestmark = pytest.mark.usefixtures("ctrl_c", "time_limit")
 
 TINY = {"epochs": 3, "batch_size": 16, "n_steps": 2, "averaged_from": 0.4}
 
@@ -242,7 +244,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_left(tmp_path):
     trainer.train(checkpoint=path, checkpoint_seconds=0)
     content = path.read_bytes()
     other = RobustTrainer(small(), x, y, Recipe(**TINY), seed=1)
-    with pytest.raises(ValueError, match="checkpoint must be of this run"):
+    with pytest.raises(ValueError, match=r"another run, which differs in: seed\."):
         other.train(checkpoint=path)
     assert path.read_bytes() == content
 
@@ -290,17 +292,29 @@ def interrupted_after(trainer, stop):
     trainer._take = counted
 
 
+class Looks:
+    """A measurement that counts its calls, and fails on demand."""
+
+    def __init__(self, *, fails=False):
+        self.n, self.fails = 0, fails
+
+    def describe(self):
+        return {}
+
+    def __call__(self, network):
+        self.n += 1
+        if self.fails:
+            raise RuntimeError("out of memory")
+        return {"answer": 1.0}
+
+
 def test_ctrl_c_in_the_last_step_of_an_epoch_does_not_wait_for_a_look(tmp_path):
     x, y = images()
-    path, looks = tmp_path / "run", []
-
-    def measure(network):
-        looks.append(1)
-        return {"answer": 1.0}
+    path, looks = tmp_path / "run", Looks()
 
     def everything(trainer):
         return trainer.train(
-            evaluate=lambda epoch: True, measure=measure, checkpoint=path
+            evaluate=lambda epoch: True, measure=looks, checkpoint=path
         )
 
     trainer = RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
@@ -308,46 +322,29 @@ def test_ctrl_c_in_the_last_step_of_an_epoch_does_not_wait_for_a_look(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         everything(trainer)
     assert path.is_file()
-    assert looks == []
+    assert looks.n == 0
     history = everything(RobustTrainer(small(), x, y, Recipe(**TINY), seed=0))
     assert history["epoch"] == [1, 2, 3]
-    assert len(looks) == 3
+    assert looks.n == 3
 
 
 def test_a_look_that_fails_costs_no_step_and_makes_no_row_twice(tmp_path):
     x, y = images()
     path = tmp_path / "run"
-
-    def fails(network):
-        raise RuntimeError("out of memory")
-
     trainer = RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
     with pytest.raises(RuntimeError, match="out of memory"):
         trainer.train(
-            evaluate=lambda epoch: epoch == 2, measure=fails, checkpoint=path,
-            checkpoint_seconds=0,
+            evaluate=lambda epoch: epoch == 2, measure=Looks(fails=True),
+            checkpoint=path, checkpoint_seconds=0,
         )  # fmt: skip
     again = RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
     taken, take = [], again._take
     again._take = lambda epoch, i: taken.append((epoch, i)) or take(epoch, i)
-    history = again.train(evaluate=lambda epoch: epoch == 2, checkpoint=path)
+    history = again.train(
+        evaluate=lambda epoch: epoch == 2, measure=Looks(), checkpoint=path
+    )
     assert taken == [(3, 0), (3, 1), (3, 2)]
     assert history["epoch"] == [2, 3]
-
-
-def test_a_digest_is_of_the_numbers_in_their_order_however_they_lie():
-    x = torch.rand(600, 3, 5, 4, generator=torch.Generator().manual_seed(0))
-    assert digest(x) == digest(x.to(memory_format=torch.channels_last))
-    assert digest(x) != digest(x.flip(0))
-    nudged = x.clone()
-    nudged[599, 2, 4, 3] += 1e-7
-    assert digest(x) != digest(nudged)
-    threads = torch.get_num_threads()
-    try:
-        found = {torch.set_num_threads(n) or digest(x) for n in (1, 3)}
-    finally:
-        torch.set_num_threads(threads)
-    assert found == {digest(x)}
 
 
 def test_a_checkpoint_of_the_same_images_in_another_order_is_refused(tmp_path):
@@ -357,8 +354,78 @@ def test_a_checkpoint_of_the_same_images_in_another_order_is_refused(tmp_path):
         checkpoint=path, checkpoint_seconds=0
     )
     other = RobustTrainer(small(), x.flip(0), y.flip(0), Recipe(**TINY), seed=0)
-    with pytest.raises(ValueError, match="checkpoint must be of this run"):
+    with pytest.raises(ValueError, match=r"another run, which differs in: x, y\."):
         other.train(checkpoint=path)
+
+
+def with_the_same_linear_digest(y):
+    """Two other labels that an earlier, linear digest did not tell from ``y``."""
+    other = y.clone()
+    # Weights of the places are 1, 3, 5, ...: these changes cancel.
+    other[[4, 6, 8]] += torch.tensor([1, -2, 1])
+    return other
+
+
+def network(activation, *, scale=1.0):
+    generator = torch.Generator().manual_seed(0)
+    layers = nn.Linear(64, 8), activation, nn.Linear(8, 4)
+    for value in (p for layer in layers for p in layer.parameters()):
+        value.data = scale * torch.randn(value.shape, generator=generator)
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"network": (nn.Tanh(), 1.0)}, "network"),
+        ({"network": (nn.ReLU(), 1.01)}, "weights"),
+        ({"y": with_the_same_linear_digest}, "y"),
+        ({"radius": 0.1}, r"recipe\.radius"),
+        ({"evaluate": True}, "evaluate"),
+    ],
+)
+def test_a_checkpoint_is_of_one_network_its_start_its_labels_and_its_recipe(
+    tmp_path, change, names
+):
+    x, y = images()
+    y[8] = 1
+
+    def run(changes):
+        recipe = Recipe("pgd", **TINY, radius=changes.get("radius", 0.03))
+        activation, scale = changes.get("network", (nn.ReLU(), 1.0))
+        labels = changes.get("y", torch.clone)(y)
+        return RobustTrainer(
+            network(activation, scale=scale), x, labels, recipe, seed=0
+        ).train(
+            checkpoint=tmp_path / "c", checkpoint_seconds=0,
+            evaluate=lambda epoch: changes.get("evaluate", False),
+        )  # fmt: skip
+
+    expected = run({})
+    assert run({})["loss"] == expected["loss"]
+    with pytest.raises(ValueError, match=rf"which differs in: {names}\."):
+        run(change)
+
+
+def test_a_trainer_goes_on_from_the_checkpoint_that_it_wrote_itself(tmp_path):
+    x, y = images()
+    whole = RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
+    whole.train()
+    trainer = RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
+    interrupted_after(trainer, 4)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(checkpoint=tmp_path / "c")
+    trainer.train(checkpoint=tmp_path / "c")  # its weights are no longer the first
+    assert same(weights(whole), weights(trainer))
+
+
+def test_a_checkpoint_needs_a_measure_that_it_can_identify(tmp_path):
+    x, y = images()
+    trainer = RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
+    rule = "^RobustTrainer.train: measure must be one that a checkpoint can identify, "
+    with pytest.raises(TypeError, match=f"{rule}got a lambda. Define it at the top"):
+        trainer.train(measure=lambda network: {}, checkpoint=tmp_path / "c")
+    trainer.train(measure=lambda network: {"answer": 1.0})
 
 
 def test_checkpoints_that_take_long_are_rarer(tmp_path, monkeypatch):

@@ -12,19 +12,20 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from normalign._checks import complaint, require, require_kind
-from normalign.training.checkpoint import (
-    CheckpointRefused,
-    fingerprint,
-    read_checkpoint,
-    write_checkpoint,
-)  # fmt: skip
+from normalign._checks import require, require_kind
+from normalign.training.checkpoint import read_checkpoint, write_checkpoint
 from normalign.training.history import History
+from normalign.training.identity import (
+    digest,
+    identify_run,
+    identify_structure,
+    require_same_run,
+)
 from normalign.training.interrupts import Interrupts
 from normalign.training.loop import evaluation_mode
 from normalign.training.robust.averaging import AveragedWeights
 from normalign.training.robust.draws import Draws
-from normalign.training.robust.keeping import digest, pause_after
+from normalign.training.robust.keeping import pause_after
 from normalign.training.robust.recipe import Recipe
 from normalign.training.robust.refusals import (
     TrainingDiverged,
@@ -151,7 +152,9 @@ class RobustTrainer:
         self._closed = 0  # epochs whose means are taken
         self._seconds = 0.0
         self._history = History()
-        self._name: str | None = None
+        # Taken now: a run that goes on has other weights than at its start.
+        self._start = [digest(value) for value in network.state_dict().values()]
+        self._identity: dict[str, str] | None = None
 
     @property
     def averaged(self) -> nn.Module | None:
@@ -195,10 +198,15 @@ class RobustTrainer:
         TrainingDiverged
             If the loss is no longer finite, or at the end the network's answers.
         ValueError
-            If the checkpoint is of another run.
+            If the checkpoint is of another run, or damaged.
+        TypeError
+            If there is a checkpoint, and it cannot identify the network or ``measure``:
+            see :func:`normalign.training.train_together`.
         """
-        if checkpoint is not None and checkpoint.is_file():
-            self._resume(checkpoint)
+        if checkpoint is not None:
+            self._identify(evaluate, measure)
+            if checkpoint.exists():
+                self._resume(checkpoint)
         kept, pause = time.monotonic(), checkpoint_seconds
         with Interrupts() as interrupts:
             while self._closed < self.recipe.epochs:
@@ -315,18 +323,25 @@ class RobustTrainer:
         if not bool(answers.isfinite().all()):
             diverged("the network's answers", "others at the end")
 
-    def _fingerprint(self) -> str:
-        """Return the name of all that decides the run; it takes a look at all data."""
-        if self._name is None:
-            network = self.network.state_dict()
-            self._name = fingerprint(
-                {
-                    "recipe": asdict(self.recipe), "seed": self.seed,
-                    "network": {k: list(v.shape) for k, v in network.items()},
-                    "data": [digest(self._x), digest(self._y), len(self._x)],
-                }
-            )  # fmt: skip
-        return self._name
+    def _identify(
+        self,
+        evaluate: Callable[[int], bool],
+        measure: Callable[[nn.Module], Mapping[str, float]] | None,
+    ) -> None:
+        """Hash all that decides the run; it takes a look at all data, once."""
+        callee = "RobustTrainer.train"
+        if self._identity is None:
+            settings = {
+                **{f"recipe.{k}": v for k, v in asdict(self.recipe).items()},
+                "seed": self.seed, "weights": self._start, "x": digest(self._x),
+                "y": digest(self._y),
+            }  # fmt: skip
+            structure = identify_structure(callee, "network", self.network)
+            self._identity = {"network": structure, **identify_run(callee, settings)}
+        epochs = self.recipe.epochs
+        due = [e for e in range(1, epochs + 1) if e == epochs or evaluate(e)]
+        seen = {"evaluate": due, "measure": measure}
+        self._identity |= identify_run(callee, seen)
 
     def _parts(self) -> dict[str, Tensor]:
         """Return all tensors of the state by name, as they are, not copies."""
@@ -347,7 +362,7 @@ class RobustTrainer:
             torch.cuda.synchronize(self.device)
         self._seconds += time.perf_counter() - begun
         record = {
-            "kind": "RobustTrainer", "settings": self._fingerprint(),
+            "identity": self._identity,
             "done": self._done, "closed": self._closed, "seconds": self._seconds,
             "history": self._history.to_dict(),
         }  # fmt: skip
@@ -355,16 +370,9 @@ class RobustTrainer:
 
     def _resume(self, path: Path) -> None:
         found = read_checkpoint(path, device=self.device)
-        same = found.record.get("settings") == self._fingerprint()
-        if not same or found.record.get("kind") != "RobustTrainer":
-            rule = "of this run: the same recipe, seed, network and images"
-            remedy = "Move it away to start anew, or name another file."
-            raise CheckpointRefused(
-                complaint(
-                    "RobustTrainer.train", "checkpoint", rule, f"{path}, of another",
-                    remedy,
-                )
-            )  # fmt: skip
+        stored = found.record.get("identity")
+        assert self._identity is not None
+        require_same_run("RobustTrainer.train", path, stored, self._identity)
         for i, parameter in enumerate(self.network.parameters()):
             if f"momentum.{i}" in found.tensors:
                 buffer = torch.empty_like(parameter)
