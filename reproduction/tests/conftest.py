@@ -1,32 +1,20 @@
-"""Shared set-up: markers whose needs are not met are skipped with the reason."""
+"""Shared set-up: that of the library's tests, and a machine without data or network."""
 
-from __future__ import annotations
-
-import os
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import pytest
 
-try:
-    from hypothesis import settings
-except ModuleNotFoundError:  # a machine with torch and pytest alone runs the rest
-    pass
-else:
-    # Time limits per example measure the machine, not the code. What blocks a change is
-    # the same examples every time; who goes looking for new ones says so.
-    settings.register_profile(
-        "normalign",
-        deadline=None,
-        max_examples=40,
-        derandomize=not os.environ.get("NORMALIGN_NEW_EXAMPLES"),
-    )
-    settings.load_profile("normalign")
-
-
-@pytest.fixture(autouse=True)
-def same_numbers_every_time():
-    import torch
-
-    torch.manual_seed(0)
+_FILE = Path(__file__).parents[2] / "tests" / "conftest.py"
+_spec = spec_from_file_location("library_conftest", _FILE)
+assert _spec is not None
+assert _spec.loader is not None
+library_conftest = sys.modules["library_conftest"] = module_from_spec(_spec)
+_spec.loader.exec_module(library_conftest)
+globals().update(
+    {name: value for name, value in vars(library_conftest).items() if name[0] != "_"}
+)
 
 
 @pytest.fixture
@@ -38,18 +26,3 @@ def offline_and_empty(monkeypatch, tmp_path):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.delenv("NORMALIGN_DATA", raising=False)
     monkeypatch.setenv("NORMALIGN_CACHE", str(tmp_path / "cache"))
-
-
-def pytest_collection_modifyitems(config, items):
-    missing = {}
-    if not os.environ.get("NORMALIGN_DATA"):
-        missing["data"] = "needs real data: set NORMALIGN_DATA to its folder"
-    if any(item.get_closest_marker("cuda") for item in items):
-        import torch
-
-        if not torch.cuda.is_available():
-            missing["cuda"] = "needs a CUDA device"
-    for item in items:
-        for marker, reason in missing.items():
-            if item.get_closest_marker(marker):
-                item.add_marker(pytest.mark.skip(reason=reason))

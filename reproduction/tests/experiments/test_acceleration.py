@@ -30,6 +30,7 @@ from normalign_reproduction.experiments.acceleration import (
     member,
 )
 from normalign_reproduction.experiments.acceleration_tasks import TASKS, Instance, task
+from normalign_reproduction.files import write_checked
 from normalign_reproduction.spec import Run
 
 CPU = torch.device("cpu")
@@ -378,7 +379,7 @@ def test_the_tuned_weight_comes_from_a_pilot_and_is_found_once(tmp_path, monkeyp
     grid = (0, 1e-4, 1e-3, 1e-2, 0.1, 1, 10)
     assert first[0]["weight"] == first[1]["weight"]
     assert first[0]["weight"] in grid
-    kept.write_text('{"weight": 0.5}')
+    write_checked(kept, {"weight": 0.5})
     for path in tmp_path.glob("*.safetensors"):
         path.unlink()
     again = compute(runs, context)
