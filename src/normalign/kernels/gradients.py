@@ -261,12 +261,12 @@ def _product_gradients(
     """One coordinate at a time: the sign of its difference times the kernel.
 
     Where the root of a full metric has mixed the coordinates, a difference that is no
-    more than rounding has no sign: the root mixes even columns that have nothing to do
-    with each other, by a last bit.
+    more than rounding has no sign: that of the sums (3 roundings at most, of random
+    points with up to 100 columns), and, because the root mixes even columns that have
+    nothing to do with each other, that of the other differences of the pair.
     """
     height, width = tile_shape(points.device)
-    d = points.left.shape[1]
-    noise = torch.finfo(coef.dtype).eps * (8 + 2 * d**0.5)
+    d, eps = points.left.shape[1], torch.finfo(coef.dtype).eps
     for rows in spans(len(points), height):
         part = points[rows]
         total = coef.new_zeros(d, len(part), coef.shape[1])
@@ -277,13 +277,12 @@ def _product_gradients(
             sizes = None
             if part.mixed is not None and other.mixed is not None:
                 sizes = part.left.abs().amax(1)[:, None] + other.right.abs().amax(1)
-                near = (tile > 0) & (tile <= NEAR[tile.dtype] * sizes)
-                pairs = near.nonzero(as_tuple=True)
+                pairs = (tile <= NEAR[tile.dtype] * sizes).nonzero(as_tuple=True)
                 values = tile[pairs].neg_().exp_()
                 placing = part.mixed[0], other.mixed[0], part.mixed[1]
                 _add_near_(total, pairs, values, coef[columns], kernel, *placing)
+                sizes.mul_((3 + d**0.5 / 4) * eps).add_(tile, alpha=8 * eps)
                 tile[pairs] = math.inf  # they have been counted
-                sizes.mul_(noise)
             tile.neg_().exp_()
             for axis in range(d):
                 towards = other.right[None, :, axis] - part.left[:, axis, None]
@@ -311,7 +310,10 @@ def _add_near_(
     size = max(_PAIRS // max(root.shape[0] * coef.shape[1], 1), 1)
     for some in spans(len(values), size):
         i, j = (part[some] for part in pairs)
-        towards = kernel.placed(centers[j] - x[i], root)
+        apart = centers[j] - x[i]
+        differ = apart.any(1)  # no duplicates, which may be many
+        i, j = i[differ], j[differ]
+        towards = kernel.placed(apart[differ], root)
         towards.mul_(towards.abs() > noise * towards.abs().sum(1, keepdim=True))
-        weighted = values[some, None] * coef[j]
+        weighted = values[some][differ, None] * coef[j]
         total.index_add_(1, i, towards.sign_().T[:, :, None] * weighted)
