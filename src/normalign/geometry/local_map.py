@@ -23,6 +23,7 @@ from normalign.geometry.quirks import (
     frozen_randomness,
     has_recurrence,
     named_modules,
+    recurrence_with_derivatives,
     refuse_mixing,
     unwrapped,
     warn_of_dropout,
@@ -163,11 +164,10 @@ class LocalMap:
         )
 
     def _run(self, x: Tensor) -> Tensor:
-        # The copy keeps layers that work in place off the caller's tensor; the fused
-        # recurrent kernels of oneDNN have no derivative outside grad mode.
+        # The copy keeps layers that work in place off the caller's tensor.
         if self.vmappable:
             return self._flat_output(self.model(x.clone()), len(x))
-        with torch.backends.mkldnn.flags(enabled=False):
+        with recurrence_with_derivatives():
             return self._flat_output(self.model(x.clone()), len(x))
 
     def _flat_output(self, result: Any, n: int) -> Tensor:

@@ -13,17 +13,19 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normalign._checks import require
+from normalign._torch_flags import changed
 
 __all__ = [
+    "ATTENTION_BY_PRODUCTS",
     "Model",
     "attention_with_derivatives",
     "frozen_randomness",
     "has_recurrence",
     "named_modules",
     "outside_inference_mode",
+    "recurrence_with_derivatives",
     "refuse_mixing",
     "rounding",
     "unwrapped",
@@ -31,6 +33,15 @@ __all__ = [
 ]
 
 Model = Callable[..., Any]
+
+# The settings under which attention is computed by plain matrix products.
+ATTENTION_BY_PRODUCTS = {
+    "attention_fast_path": False,
+    "flash_attention": False,
+    "memory_efficient_attention": False,
+    "cudnn_attention": False,
+    "math_attention": True,
+}
 
 
 def unwrapped(model: Any) -> Any:
@@ -112,15 +123,22 @@ def attention_with_derivatives() -> Iterator[None]:
 
     The fused CPU and CUDA kernels have no double backward and no forward mode, and the
     fast path of ``nn.TransformerEncoderLayer`` has no derivative at all. Compiled
-    pieces inside the model run eagerly, for the same reason.
+    pieces inside the model run eagerly, for the same reason. These are settings of the
+    whole process: other threads see them while they last.
     """
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+    with changed(**ATTENTION_BY_PRODUCTS, compiler_stance="force_eager"):
+        yield
+
+
+@contextlib.contextmanager
+def recurrence_with_derivatives() -> Iterator[None]:
+    """Use recurrent kernels that have derivatives in evaluation mode.
+
+    The fused ones of oneDNN have none without grad mode, those of cuDNN none in
+    evaluation mode. Other threads see these settings while they last.
+    """
+    with changed(onednn=False, cudnn=False):
+        yield
 
 
 @contextlib.contextmanager
