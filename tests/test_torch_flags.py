@@ -36,6 +36,8 @@ READ = {
     "cudnn": lambda: torch.backends.cudnn.enabled,
     "cudnn_benchmark": lambda: torch.backends.cudnn.benchmark,
     "cuda_matmul_precision": lambda: CUDA.matmul.fp32_precision,
+    "onednn_matmul_precision": lambda: torch.backends.mkldnn.matmul.fp32_precision,
+    "onednn_conv_precision": lambda: torch.backends.mkldnn.conv.fp32_precision,
     "cudnn_conv_precision": lambda: torch.backends.cudnn.conv.fp32_precision,
 }
 # What the library has no business with.

@@ -103,6 +103,12 @@ FLAGS = {
     "cudnn": _Flag(_by_attribute(torch.backends.cudnn, "enabled")),
     "cudnn_benchmark": _Flag(_by_attribute(torch.backends.cudnn, "benchmark")),
     "cuda_matmul_precision": _Flag(_by_attribute(_cuda.matmul, "fp32_precision")),
+    "onednn_matmul_precision": _Flag(
+        _by_attribute(torch.backends.mkldnn.matmul, "fp32_precision")  # pyright: ignore
+    ),
+    "onednn_conv_precision": _Flag(
+        _by_attribute(torch.backends.mkldnn.conv, "fp32_precision")  # pyright: ignore
+    ),
     "cudnn_conv_precision": _Flag(
         _by_attribute(torch.backends.cudnn.conv, "fp32_precision")  # pyright: ignore
     ),

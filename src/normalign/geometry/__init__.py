@@ -18,6 +18,7 @@
 `ntk.py`                  `ntk`: the empirical neural tangent kernel
 `local_map.py`            which map is measured: `At`, the output
 `quirks.py`               what is peculiar about models: compiled, BatchNorm, attention
+`independence.py`         do samples of a batch stay apart?
 `linearize.py`            products with J and J^T
 `output_range.py`         the outputs that a model can move at all
 `chunks.py`               how many samples at a time

@@ -136,7 +136,9 @@ def _saved_bytes(local_map: LocalMap, x: Tensor) -> list[int]:
     sizes: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
-        sizes[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        size = tensor.numel() * tensor.element_size()
+        start = tensor.data_ptr()  # also that of a view of some of the entries
+        sizes[start] = max(size, sizes.get(start, 0))
         # An operation that keeps its own output would keep itself, and all before it.
         return tensor.detach()
 

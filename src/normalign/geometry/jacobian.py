@@ -10,6 +10,7 @@ from torch import Tensor
 
 from normalign._checks import describe, require, require_kind
 from normalign.geometry.chunks import ChunkSize, plan_chunks
+from normalign.geometry.independence import check_rows_are_independent
 from normalign.geometry.linearize import Linearization
 from normalign.geometry.local_map import At, LocalMap
 from normalign.geometry.quirks import (
@@ -98,7 +99,7 @@ def local_affine(
 def _affine(
     local_map: LocalMap, x: Tensor, chunk_size: ChunkSize, memory_budget: int | None
 ) -> LocalAffine:
-    check_batch(x, local_map)
+    check_batch(x, local_map, memory_budget)
     k, d, element_size = shape_of(local_map, x)
     plan = plan_chunks(
         local_map,
@@ -153,7 +154,9 @@ def columns(linear: Linearization, vectors: int) -> Tensor:
     return torch.cat(blocks).permute(1, 2, 0).to(linear.input.device)
 
 
-def check_batch(x: Tensor, local_map: LocalMap) -> None:
+def check_batch(
+    x: Tensor, local_map: LocalMap, memory_budget: int | None = None
+) -> None:
     """Check that x is a batch, and that the model treats its rows separately."""
     callee = local_map.callee
     require_kind(isinstance(x, Tensor), callee, "x", "a tensor", describe(x))
@@ -168,7 +171,7 @@ def check_batch(x: Tensor, local_map: LocalMap) -> None:
     )
     if local_map.at is None:
         local_map.require_floating(x)
-    local_map.check_rows_are_independent(x)
+    check_rows_are_independent(local_map, x, memory_budget)
 
 
 def shape_of(local_map: LocalMap, x: Tensor) -> tuple[int, int, int]:

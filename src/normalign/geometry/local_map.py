@@ -117,38 +117,12 @@ class LocalMap:
         """Return the map and its point for one batch of model inputs."""
         if x.is_inference() and not torch.is_inference_mode_enabled():
             x = x.clone()  # autograd may keep the copy, but not the original
+        if not x.is_contiguous():
+            x = x.clone()  # entries of an expanded tensor share their memory
         if self.at is None:
             self.require_floating(x)
             return PointMap(self._run, x)
         return self._from_submodule(x, self._submodule())
-
-    def check_rows_are_independent(self, x: Tensor) -> None:
-        """Refuse a model whose output for a sample changes when it comes alone.
-
-        A few extra passes of one sample; they catch batch statistics and random
-        numbers that no inspection of modules can see (closures, functional calls).
-        """
-        if len(x) < 2 or self.random:
-            return
-        first, last = x[:1], x[-1:]
-        if torch.equal(first, last) and x.is_floating_point():
-            last = 1.5 * first + 0.5
-        with torch.no_grad(), attention_with_derivatives(), frozen_randomness():
-            together = self._run(torch.cat([first, last])).double()
-            alone = torch.cat([self._run(first), self._run(last)]).double()
-        # Kernels may sum in another order for another batch size, and TF32 or half
-        # precision magnify that; mixing changes the output by far more.
-        tolerance = 1e-6 if x.dtype == torch.float64 else 5e-2
-        scale = torch.maximum(together.norm(), alone.norm())
-        finite = bool(torch.isfinite(scale))
-        require(
-            not finite or bool((together - alone).norm() <= tolerance * scale + 1e-30),
-            self.callee,
-            "model",
-            "a function of each sample alone",
-            "one whose output for a sample differs when others are in the batch",
-            "Call model.eval() (BatchNorm, dropout), or freeze what mixes the samples.",
-        )
 
     def require_floating(self, x: Tensor) -> None:
         """Refuse integer inputs, naming the embedding from which to measure."""
@@ -194,7 +168,8 @@ class LocalMap:
             "the model's output",
             f"one row for each sample, of shape ({n}, ...) for {n} of them",
             result,
-            "Keep the batch dimension: no squeeze() without a dim.",
+            "Keep the batch dimension: no squeeze() without a dim, and no tensor on "
+            "the model that has a row for each sample of another batch.",
         )
         return result.unsqueeze(1) if result.ndim == 1 else result.flatten(1)
 

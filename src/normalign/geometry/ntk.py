@@ -12,6 +12,8 @@ from torch.func import functional_call, jacrev, jvp, vjp, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from normalign._checks import require, require_kind
+from normalign.geometry.independence import check_rows_are_independent
+from normalign.geometry.local_map import LocalMap
 from normalign.geometry.quirks import (
     attention_with_derivatives,
     has_recurrence,
@@ -105,9 +107,13 @@ def ntk(
     assert isinstance(network, nn.Module)
     _check(network, method, chunk_size, memory_budget)
     names = _chosen_names(network, params)
+    local_map = LocalMap(network, callee="ntk")
     with torch.inference_mode(False), attention_with_derivatives():
-        tangents = _Tangents.of(network, names, _usable(x))
+        x = _usable(x)
         other = None if z is None else _usable(z)
+        for points in (x,) if other is None else (x, other):
+            check_rows_are_independent(local_map, points, memory_budget)
+        tangents = _Tangents.of(network, names, x)
         block = None if chunk_size == "auto" else int(chunk_size)
         chosen = tangents.cheaper_method(memory_budget) if method == "auto" else method
         if chosen == "products":

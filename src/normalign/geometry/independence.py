@@ -1,0 +1,138 @@
+"""Whether a model treats the samples of a batch separately, found out by running it.
+
+Batches are worked through in chunks, and one sample stands for another when memory is
+planned. Both are wrong for a model whose output for a sample depends on the others
+(statistics over the batch) or on the sample's position (tensors with a row for each
+sample that the model keeps as attributes). No inspection of modules sees either in a
+closure or a functional call.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from normalign._checks import complaint
+from normalign._torch_flags import changed
+from normalign.geometry.chunks import bytes_per_sample, default_budget
+from normalign.geometry.local_map import LocalMap
+from normalign.geometry.quirks import attention_with_derivatives, frozen_randomness
+
+__all__ = ["check_rows_are_independent"]
+
+# Most samples that are run together, and most that are run in another order.
+TOGETHER = 256
+REORDERED = 16
+
+_MIXING = "Call model.eval() (BatchNorm, dropout), or freeze what mixes the samples."
+_POSITION = (
+    "A tensor with a row for each sample that the model keeps (a mask, an index) has "
+    "no place in it: the samples are worked through in chunks. Make it a part of x, or "
+    "measure one sample per call with its row set on the model. Random numbers and "
+    "sums along the batch have the same effect."
+)
+
+
+def check_rows_are_independent(
+    local_map: LocalMap, x: Tensor, memory_budget: int | None = None
+) -> None:
+    """Refuse a model whose output for a sample changes with its company or position.
+
+    The first and the last sample are run alone and within the batch; some samples are
+    run in another order, for the states of the first and the last may be the same.
+    """
+    if len(x) < 2 or local_map.random:
+        return
+    first, last = x[:1], x[-1:]
+    if torch.equal(first, last) and x.is_floating_point():
+        last = 1.5 * first + 0.5
+    with torch.no_grad(), attention_with_derivatives(), frozen_randomness():
+        try:
+            alone = torch.cat([local_map._run(first), local_map._run(last)])
+            bytes_each, _ = bytes_per_sample(local_map, x)
+            budget = memory_budget or default_budget(x.device)
+            count = min(len(x), TOGETHER, max(2, budget // bytes_each))
+            batch = torch.cat([x[: count - 1], last])
+            together = local_map._run(batch)
+            few = torch.linspace(0, count - 1, min(count, REORDERED)).long()
+            few = few.flip(0).to(x.device)
+            reordered = local_map._run(batch[few])
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            local_map._run(x)  # if this fails too, it is not for the batch's size
+            line = str(error).strip().partition("\n")[0]
+            _refuse(local_map, f"one that fails for other batch sizes: {line}", error)
+        ends = together[[0, -1]]
+        if _agree(local_map, ends, alone, together) and _agree(
+            local_map, together[few], reordered, together
+        ):
+            return
+        # TF32 and its like depend on the kernel, and this on the size of the batch.
+        with changed(
+            cuda_matmul_precision="ieee",
+            cudnn_conv_precision="ieee",
+            onednn_matmul_precision="ieee",
+            onednn_conv_precision="ieee",
+        ):
+            alone = torch.cat([local_map._run(first), local_map._run(last)])
+            together = local_map._run(batch)
+            turned = local_map._run(batch.roll(1, 0)).roll(-1, 0)
+    if not _agree(local_map, together, turned, together):
+        _refuse(local_map, "one whose output depends on the position in the batch")
+    if not _agree(local_map, together[[0, -1]], alone, together):
+        raise ValueError(
+            complaint(
+                local_map.callee,
+                "model",
+                "a function of each sample alone",
+                "one whose output for a sample differs when others are in the batch",
+                _MIXING,
+            )
+        )
+
+
+def _refuse(
+    local_map: LocalMap, got: str, error: RuntimeError | None = None
+) -> NoReturn:
+    rule = "a function of each sample alone"
+    text = complaint(local_map.callee, "model", rule, got.rstrip("."), _POSITION)
+    raise ValueError(text) from error
+
+
+def _agree(local_map: LocalMap, one: Tensor, other: Tensor, together: Tensor) -> bool:
+    """Whether two runs of the same samples differ by no more than rounding.
+
+    Rows that are not finite say nothing. An output near zero has the rounding of the
+    larger terms that cancel in it, so that a row's scale is at least the mean one.
+    """
+    one, other = one.double(), other.double()
+    sizes = torch.linalg.vector_norm(together.double(), dim=1)
+    sizes = sizes[torch.isfinite(sizes)]
+    typical = sizes.mean() if len(sizes) else sizes.new_zeros(())
+    scale = torch.maximum(one.norm(dim=1), other.norm(dim=1)).clamp_min(typical)
+    error = (one - other).norm(dim=1)
+    wrong = error > _tolerance(local_map, together) * scale + 1e-30
+    return not bool((wrong & torch.isfinite(scale)).any())
+
+
+def _tolerance(local_map: LocalMap, output: Tensor) -> float:
+    """Return how far runs in batches of different sizes may lie apart, relative.
+
+    Kernels sum in another order for another batch size. In float32 networks this has
+    been seen to change an output by some 1e-6; a mask of another sample changes it by
+    1e-3 and more. What is float64 may have been float32 inside. Half precision has
+    two to three digits.
+    """
+    dtypes = [output.dtype]
+    if isinstance(local_map.model, nn.Module):
+        state = (*local_map.model.parameters(), *local_map.model.buffers())
+        dtypes += [t.dtype for t in state if t.is_floating_point()]
+    if torch.is_autocast_enabled(output.device.type):
+        dtypes.append(torch.get_autocast_dtype(output.device.type))
+    coarsest = max(torch.finfo(dtype).eps for dtype in dtypes)
+    if coarsest <= torch.finfo(torch.float64).eps:
+        return 1e-6
+    return 1e-4 if coarsest <= torch.finfo(torch.float32).eps else 5e-2
