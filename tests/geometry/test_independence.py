@@ -98,7 +98,7 @@ def test_the_memory_budget_limits_what_is_run_together():
     assert max(sizes) < 20
     sizes.clear()
     na.local_affine(model, x)
-    assert max(sizes) == 200
+    assert max(sizes) == 200  # a chunk; 128 are compared
 
 
 def test_a_penalty_takes_the_rows_of_its_own_batch():

@@ -121,6 +121,13 @@ def bytes_per_sample(local_map: LocalMap, x: Tensor) -> tuple[int, int]:
     """
     if len(x) == 0:
         return 1, 1
+    kind = (x.shape[1:], x.dtype, x.device)
+    if kind not in local_map.sizes:
+        local_map.sizes[kind] = _measured_bytes(local_map, x)
+    return local_map.sizes[kind]
+
+
+def _measured_bytes(local_map: LocalMap, x: Tensor) -> tuple[int, int]:
     one = _saved_bytes(local_map, x[:1])
     two = _saved_bytes(local_map, x[:1].expand(2, *x.shape[1:]).clone())
     if not one or not two:

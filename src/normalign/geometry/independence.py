@@ -23,7 +23,7 @@ from normalign.geometry.quirks import attention_with_derivatives, frozen_randomn
 __all__ = ["check_rows_are_independent"]
 
 # Most samples that are run together, and most that are run in another order.
-TOGETHER = 256
+TOGETHER = 128
 REORDERED = 16
 
 _MIXING = "Call model.eval() (BatchNorm, dropout), or freeze what mixes the samples."

@@ -93,6 +93,16 @@ class LocalMap:
         Picks the tensor of outputs from what the model returns.
     callee : str
         The public function in whose name errors are raised.
+
+    Attributes
+    ----------
+    vmappable : bool
+        Whether a block of vectors may go through ``torch.func.vmap``.
+    random : bool
+        Whether dropout is active.
+    sizes : dict
+        What :func:`normalign.geometry.chunks.bytes_per_sample` returned, by the kind of
+        input.
     """
 
     model: Model
@@ -101,6 +111,9 @@ class LocalMap:
     callee: str = "local_affine"
     vmappable: bool = field(init=False)
     random: bool = field(init=False)
+    sizes: dict[Any, tuple[int, int]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         require_kind(
