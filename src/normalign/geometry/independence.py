@@ -1,4 +1,4 @@
-"""Whether a model treats the samples of a batch separately, found out by running it.
+"""Whether a model is a function of each sample alone, and seen by autograd: tried out.
 
 Batches are worked through in chunks, and one sample stands for another when memory is
 planned. Both are wrong for a model whose output for a sample depends on the others
@@ -18,14 +18,20 @@ from normalign._checks import complaint
 from normalign._torch_flags import changed
 from normalign.geometry.chunks import bytes_per_sample, default_budget
 from normalign.geometry.local_map import LocalMap
-from normalign.geometry.quirks import attention_with_derivatives, frozen_randomness
+from normalign.geometry.quirks import (
+    NOT_TORCH,
+    TORCH_ONLY,
+    attention_with_derivatives,
+    frozen_randomness,
+)
 
-__all__ = ["check_rows_are_independent"]
+__all__ = ["check_is_connected", "check_rows_are_independent"]
 
 # Most samples that are run together, and most that are run in another order.
 TOGETHER = 128
 REORDERED = 16
 
+_ALONE = "a function of each sample alone"
 _MIXING = "Call model.eval() (BatchNorm, dropout), or freeze what mixes the samples."
 _POSITION = (
     "A tensor with a row for each sample that the model keeps (a mask, an index) has "
@@ -64,7 +70,8 @@ def check_rows_are_independent(
         except RuntimeError as error:
             local_map._run(x)  # if this fails too, it is not for the batch's size
             line = str(error).strip().partition("\n")[0]
-            _refuse(local_map, f"one that fails for other batch sizes: {line}", error)
+            got = f"one that fails for other batch sizes: {line.rstrip('.')}"
+            _complain(local_map, _ALONE, got, _POSITION, error)
         ends = together[[0, -1]]
         if _agree(local_map, ends, alone, together) and _agree(
             local_map, together[few], reordered, together
@@ -81,24 +88,56 @@ def check_rows_are_independent(
             together = local_map._run(batch)
             turned = local_map._run(batch.roll(1, 0)).roll(-1, 0)
     if not _agree(local_map, together, turned, together):
-        _refuse(local_map, "one whose output depends on the position in the batch")
+        got = "one whose output depends on the position in the batch"
+        _complain(local_map, _ALONE, got, _POSITION)
     if not _agree(local_map, together[[0, -1]], alone, together):
-        raise ValueError(
-            complaint(
-                local_map.callee,
-                "model",
-                "a function of each sample alone",
-                "one whose output for a sample differs when others are in the batch",
-                _MIXING,
-            )
-        )
+        got = "one whose output for a sample differs when others are in the batch"
+        _complain(local_map, _ALONE, got, _MIXING)
 
 
-def _refuse(
-    local_map: LocalMap, got: str, error: RuntimeError | None = None
+def check_is_connected(local_map: LocalMap, x: Tensor) -> None:
+    """Refuse a model that changes with its input where autograd sees no dependence.
+
+    Its derivative is then zero for autograd (``detach()``, ``no_grad()``, a detour
+    through NumPy), which a constant function is allowed to have, and no other.
+    """
+    if len(x) == 0 or local_map.at is not None:
+        return
+    point = x[:1].detach().clone()
+    remedy = "Remove no_grad() and detach() from its forward pass."
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        attention_with_derivatives(),
+        frozen_randomness(),
+    ):
+        leaf = point.clone().requires_grad_()
+        try:
+            output = local_map._run(leaf)
+        except RuntimeError as error:
+            if NOT_TORCH not in str(error):  # what comes next knows better why
+                return
+            got = "one that leaves torch for NumPy"
+            _complain(local_map, "differentiable in its input", got, TORCH_ONLY, error)
+        if output.requires_grad:
+            (gradient,) = torch.autograd.grad(output.sum(), leaf, allow_unused=True)
+            if gradient is not None:
+                return
+        with torch.no_grad():
+            moved = local_map._run(1.5 * point + 0.5)
+        if not torch.equal(moved, output):
+            got = "one whose outputs autograd does not connect with x"
+            _complain(local_map, "differentiable in its input", got, remedy)
+
+
+def _complain(
+    local_map: LocalMap,
+    rule: str,
+    got: str,
+    remedy: str,
+    error: Exception | None = None,
 ) -> NoReturn:
-    rule = "a function of each sample alone"
-    text = complaint(local_map.callee, "model", rule, got.rstrip("."), _POSITION)
+    text = complaint(local_map.callee, "model", rule, got, remedy)
     raise ValueError(text) from error
 
 

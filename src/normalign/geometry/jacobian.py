@@ -10,7 +10,10 @@ from torch import Tensor
 
 from normalign._checks import describe, require, require_kind
 from normalign.geometry.chunks import ChunkSize, plan_chunks
-from normalign.geometry.independence import check_rows_are_independent
+from normalign.geometry.independence import (
+    check_is_connected,
+    check_rows_are_independent,
+)
 from normalign.geometry.linearize import Linearization
 from normalign.geometry.local_map import At, LocalMap
 from normalign.geometry.quirks import (
@@ -171,6 +174,7 @@ def check_batch(
     )
     if local_map.at is None:
         local_map.require_floating(x)
+    check_is_connected(local_map, x)
     check_rows_are_independent(local_map, x, memory_budget)
 
 

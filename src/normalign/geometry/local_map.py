@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 
 from normalign._checks import describe, require, require_kind
 from normalign.geometry.quirks import (
+    TORCH_ONLY,
     Model,
     attention_with_derivatives,
     frozen_randomness,
@@ -25,6 +26,7 @@ from normalign.geometry.quirks import (
     named_modules,
     recurrence_with_derivatives,
     refuse_mixing,
+    remedy_for,
     unwrapped,
     warn_of_dropout,
 )
@@ -117,8 +119,9 @@ class LocalMap:
 
     def __post_init__(self) -> None:
         require_kind(
-            callable(self.model), self.callee, "model", "callable", describe(self.model)
-        )
+            callable(self.model), self.callee, "model", "callable",
+            describe(self.model), remedy_for(self.model),
+        )  # fmt: skip
         object.__setattr__(self, "model", unwrapped(self.model))
         if isinstance(self.at, str):
             object.__setattr__(self, "at", At(self.at))
@@ -166,7 +169,9 @@ class LocalMap:
             "the model's output",
             "one tensor",
             f"a {type(result).__name__}",
-            "Pass output=, a function that picks the tensor: output=lambda o: o[0].",
+            TORCH_ONLY
+            if hasattr(result, "__array__")  # of NumPy, JAX and others
+            else "Pass output=, which picks the tensor: output=lambda o: o[0].",
         )
         require_kind(
             result.is_floating_point(),

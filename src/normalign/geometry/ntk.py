@@ -18,6 +18,7 @@ from normalign.geometry.quirks import (
     attention_with_derivatives,
     has_recurrence,
     refuse_mixing,
+    remedy_for,
     unwrapped,
 )
 
@@ -102,8 +103,9 @@ def ntk(
     """
     network = unwrapped(model)
     require_kind(
-        isinstance(network, nn.Module), "ntk", "model", "an nn.Module", network
-    )
+        isinstance(network, nn.Module), "ntk", "model", "an nn.Module", network,
+        remedy_for(network),
+    )  # fmt: skip
     assert isinstance(network, nn.Module)
     _check(network, method, chunk_size, memory_budget)
     names = _chosen_names(network, params)

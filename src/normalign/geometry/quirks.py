@@ -19,6 +19,8 @@ from normalign._torch_flags import changed
 
 __all__ = [
     "ATTENTION_BY_PRODUCTS",
+    "NOT_TORCH",
+    "TORCH_ONLY",
     "Model",
     "attention_with_derivatives",
     "frozen_randomness",
@@ -27,6 +29,7 @@ __all__ = [
     "outside_inference_mode",
     "recurrence_with_derivatives",
     "refuse_mixing",
+    "remedy_for",
     "rounding",
     "unwrapped",
     "warn_of_dropout",
@@ -42,6 +45,39 @@ ATTENTION_BY_PRODUCTS = {
     "cudnn_attention": False,
     "math_attention": True,
 }
+
+
+# What torch says of a model that takes its input for a NumPy array.
+NOT_TORCH = "Can't call numpy() on Tensor that requires grad"
+
+# Said where a model is made of the operations of another library.
+TORCH_ONLY = (
+    "The model must be a function of tensors made of torch operations: autograd sees "
+    "no others. Write it in torch, or wrap it with its derivative in a "
+    "torch.autograd.Function."
+)
+
+
+def remedy_for(model: Any) -> str:
+    """Say what to pass in place of an object that is no function of tensors.
+
+    Examples
+    --------
+    >>> remedy_for(3)
+    ''
+    """
+    if isinstance(getattr(model, "module_", None), nn.Module):  # skorch
+        return "Pass the torch module that it has trained: net.module_."
+    if not hasattr(model, "predict"):
+        return ""
+    if type(model).__module__.partition(".")[0] == "normalign":
+        return "Pass normalign.estimators.as_torch(model), once it is fitted."
+    return (
+        "Pass normalign.estimators.as_torch(model): it knows linear models, "
+        "multi-layer perceptrons, support vector machines, kernel ridge and pipelines "
+        "of them. Trees, forests and neighbours are constant in pieces: they have no "
+        "Jacobian."
+    )
 
 
 def unwrapped(model: Any) -> Any:
