@@ -57,9 +57,7 @@ def check_rows_are_independent(
     with torch.no_grad(), attention_with_derivatives(), frozen_randomness():
         try:
             alone = torch.cat([local_map._run(first), local_map._run(last)])
-            bytes_each, _ = bytes_per_sample(local_map, x)
-            budget = memory_budget or default_budget(x.device)
-            count = min(len(x), TOGETHER, max(2, budget // bytes_each))
+            count = min(len(x), TOGETHER, _affordable(local_map, x, memory_budget))
             batch = torch.cat([x[: count - 1], last])
             together = local_map._run(batch)
             few = torch.linspace(0, count - 1, min(count, REORDERED)).long()
@@ -93,6 +91,14 @@ def check_rows_are_independent(
     if not _agree(local_map, together[[0, -1]], alone, together):
         got = "one whose output for a sample differs when others are in the batch"
         _complain(local_map, _ALONE, got, _MIXING)
+
+
+def _affordable(local_map: LocalMap, x: Tensor, memory_budget: int | None) -> int:
+    """Return how many samples the memory budget allows to run together."""
+    if local_map.at is None and not x.is_floating_point():
+        return REORDERED  # tokens from which no map begins cannot be measured
+    bytes_each, _ = bytes_per_sample(local_map, x)
+    return max(2, (memory_budget or default_budget(x.device)) // bytes_each)
 
 
 def check_is_connected(local_map: LocalMap, x: Tensor) -> None:

@@ -19,6 +19,7 @@ from normalign.geometry.local_map import At, LocalMap
 from normalign.geometry.quirks import (
     attention_with_derivatives,
     frozen_randomness,
+    outside_autocast,
     outside_inference_mode,
 )
 
@@ -60,10 +61,10 @@ def local_affine(
     For a continuous piecewise-affine network this is the map on the whole tile that
     holds x; for any other model it is the first-order expansion, with the offset
     defined by the equation above. It is built from min(k, d) backward or forward
-    passes and is differentiable in the model's parameters in grad mode; wrap the
-    call in ``torch.no_grad()`` when that is not wanted: it halves the memory. When
-    the numbers of :func:`~normalign.local_geometry` are all you need, call that: it
-    never holds the (n, k, d) Jacobian.
+    passes, in grad mode from k backward passes, and is then differentiable in the
+    model's parameters; wrap the call in ``torch.no_grad()`` when that is not wanted: it
+    halves the memory. When the numbers of :func:`~normalign.local_geometry` are all you
+    need, call that: it never holds the (n, k, d) Jacobian.
 
     Parameters
     ----------
@@ -123,9 +124,15 @@ def _affine(
 def _affine_piece(local_map: LocalMap, x: Tensor, vectors: int) -> LocalAffine:
     linear = Linearization(local_map.on(x), vmappable=local_map.vmappable)
     _, k, d = linear.shape
-    jacobian = rows(linear, vectors) if k <= d else columns(linear, vectors)
+    # The derivative of a push-forward is wrong for some layers of torch (nn.LayerNorm).
+    trained = torch.is_grad_enabled() and linear.output.requires_grad
+    by_rows = k <= d or trained
+    jacobian = rows(linear, vectors) if by_rows else columns(linear, vectors)
     output = linear.output.to(jacobian.device)
-    offset = output - torch.einsum("nkd,nd->nk", jacobian, linear.input)
+    with outside_autocast(jacobian.device):
+        dtype = torch.promote_types(jacobian.dtype, linear.input.dtype)
+        point, wide = linear.input.to(dtype), jacobian.to(dtype)
+        offset = output - torch.einsum("nkd,nd->nk", wide, point)
     return LocalAffine(linear.input, output, jacobian, offset)
 
 

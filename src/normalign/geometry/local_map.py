@@ -23,6 +23,7 @@ from normalign.geometry.quirks import (
     attention_with_derivatives,
     frozen_randomness,
     has_recurrence,
+    in_this_thread,
     named_modules,
     recurrence_with_derivatives,
     refuse_mixing,
@@ -268,11 +269,13 @@ class LocalMap:
         inputs: list[tuple[Any, Any]] = []
         outputs: list[Any] = []
         before = module.register_forward_pre_hook(
-            lambda _, args, kwargs: inputs.append((_copied(args), _copied(kwargs))),
+            in_this_thread(
+                lambda _, args, kwargs: inputs.append((_copied(args), _copied(kwargs)))
+            ),
             with_kwargs=True,
         )
         after = module.register_forward_hook(
-            lambda _, args, out: outputs.append(_copied(out))
+            in_this_thread(lambda _, args, out: outputs.append(_copied(out)))
         )
         with (
             before,
@@ -308,9 +311,11 @@ def substituted(
         return value() if count() else None
 
     if slot is None:
-        handle = module.register_forward_hook(replace_output, with_kwargs=True)
+        hook = in_this_thread(replace_output)
+        handle = module.register_forward_hook(hook, with_kwargs=True)
     else:
-        handle = module.register_forward_pre_hook(replace_input, with_kwargs=True)
+        hook = in_this_thread(replace_input)
+        handle = module.register_forward_pre_hook(hook, with_kwargs=True)
     with handle:
         yield
 

@@ -7,12 +7,14 @@ mix the samples of a batch, layers that draw random numbers.
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from normalign._checks import require
 from normalign._torch_flags import changed
@@ -23,9 +25,13 @@ __all__ = [
     "TORCH_ONLY",
     "Model",
     "attention_with_derivatives",
+    "forward_mode",
     "frozen_randomness",
     "has_recurrence",
+    "in_own_precision",
+    "in_this_thread",
     "named_modules",
+    "outside_autocast",
     "outside_inference_mode",
     "recurrence_with_derivatives",
     "refuse_mixing",
@@ -36,6 +42,8 @@ __all__ = [
 ]
 
 Model = Callable[..., Any]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # The settings under which attention is computed by plain matrix products.
 ATTENTION_BY_PRODUCTS = {
@@ -175,6 +183,56 @@ def recurrence_with_derivatives() -> Iterator[None]:
     """
     with changed(onednn=False, cudnn=False):
         yield
+
+
+@contextlib.contextmanager
+def forward_mode() -> Iterator[None]:
+    """Keep forward-mode derivatives inside to one thread at a time.
+
+    torch counts their levels for the whole process: two threads that take them at once
+    get each other's, which is an error or, in silence, a derivative of zero.
+    """
+    with _FORWARD_MODE:
+        yield
+
+
+_FORWARD_MODE = threading.RLock()
+
+
+def in_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a module's hook that does nothing in passes of other threads."""
+    thread = threading.get_ident()
+
+    def here(*args: Any) -> Any:
+        return hook(*args) if threading.get_ident() == thread else None
+
+    return here
+
+
+@contextlib.contextmanager
+def outside_autocast(device: torch.device) -> Iterator[None]:
+    """Compute inside in the precision of the tensors, also under autocast."""
+    kind = device.type
+    if kind in ("cpu", "cuda", "xpu", "mps") and torch.is_autocast_enabled(kind):
+        with torch.autocast(kind, enabled=False):
+            yield
+    else:
+        yield
+
+
+def in_own_precision(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function of tensors to compute in their precision under autocast."""
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        tensors = (v for v in (*args, *kwargs.values()) if isinstance(v, Tensor))
+        first = next(tensors, None)
+        if first is None:
+            return function(*args, **kwargs)
+        with outside_autocast(first.device):
+            return function(*args, **kwargs)
+
+    return wrapper
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from normalign.geometry.independence import check_rows_are_independent
 from normalign.geometry.local_map import LocalMap
 from normalign.geometry.quirks import (
     attention_with_derivatives,
+    forward_mode,
     has_recurrence,
     refuse_mixing,
     remedy_for,
@@ -25,6 +27,9 @@ from normalign.geometry.quirks import (
 __all__ = ["ntk"]
 
 Params = dict[str, Tensor]
+
+# Parameters are exchanged inside the module itself, by one thread at a time.
+_SWAPPED = threading.RLock()
 
 _METHODS = ("auto", "contraction", "products")
 # Besides the two blocks of Jacobians that are kept, vmap and reshaping hold copies.
@@ -88,6 +93,11 @@ def ntk(
         Entry ``[i, j, a, b]`` is the inner product of the gradients of output a at
         ``x[i]`` and of output b at ``z[j]``.
 
+    Notes
+    -----
+    Threads may call it at once, but not while others run the same model: its
+    parameters are exchanged for a moment.
+
     Raises
     ------
     TypeError
@@ -107,6 +117,19 @@ def ntk(
         remedy_for(network),
     )  # fmt: skip
     assert isinstance(network, nn.Module)
+    with _SWAPPED:
+        return _kernel(network, x, z, params, method, chunk_size, memory_budget)
+
+
+def _kernel(
+    network: nn.Module,
+    x: Tensor,
+    z: Tensor | None,
+    params: Iterable[str] | None,
+    method: str,
+    chunk_size: int | str,
+    memory_budget: int,
+) -> Tensor:
     _check(network, method, chunk_size, memory_budget)
     names = _chosen_names(network, params)
     local_map = LocalMap(network, callee="ntk")
@@ -234,7 +257,8 @@ class _Tangents:
 
     def _pushed(self, points: Tensor, direction: Params) -> Tensor:
         function = partial(self.outputs, points=points)
-        return jvp(function, (self.params,), (direction,))[1]
+        with forward_mode():
+            return jvp(function, (self.params,), (direction,))[1]
 
 
 def _rows(result: Tensor) -> Tensor:
