@@ -134,8 +134,8 @@ def _kernel(
     names = _chosen_names(network, params)
     local_map = LocalMap(network, callee="ntk")
     with torch.inference_mode(False), attention_with_derivatives():
-        x = _usable(x)
-        other = None if z is None else _usable(z)
+        x = _points(x)
+        other = None if z is None else _points(z)
         for points in (x,) if other is None else (x, other):
             check_rows_are_independent(local_map, points, memory_budget)
         tangents = _Tangents.of(network, names, x)
@@ -278,6 +278,11 @@ def _blocks(total: int, size: int) -> Iterator[slice]:
 def _usable(tensor: Tensor) -> Tensor:
     """The tensor without history, and usable in derivatives."""
     return tensor.clone() if tensor.is_inference() else tensor.detach()
+
+
+def _points(x: Tensor) -> Tensor:
+    # Normalisation on channels last has no forward mode.
+    return _usable(x).contiguous()
 
 
 def _chosen_names(network: nn.Module, params: Iterable[str] | None) -> list[str]:
