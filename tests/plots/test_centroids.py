@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from normalign.nn.mlp import mlp
+from normalign.nn.dense import mlp
 from normalign.plots.centroids import plot_centroids
 
 mpl.use("agg")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
-from normalign.nn.mlp import mlp
+from normalign.nn.dense import mlp
 from normalign.nn.transformer import Transformer
 from normalign.regularizers import PenaltyForm
 

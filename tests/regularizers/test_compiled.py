@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normalign.nn.mlp import mlp
+from normalign.nn.dense import mlp
 from normalign.nn.transformer import Transformer
 from normalign.regularizers import GrokAlign
 from tests.regularizers.penalties import generator, normal

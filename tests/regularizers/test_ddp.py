@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from normalign.nn.mlp import mlp
+from normalign.nn.dense import mlp
 from normalign.regularizers import GrokAlign
 
 # By k pull-backs; by d push-forwards; by pull-backs that differ between processes; with

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from normalign.nn.mlp import mlp
+from normalign.nn.dense import mlp
 from normalign.regularizers import (
     augmented_norm,
     exact_norm,

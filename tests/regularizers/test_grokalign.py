@@ -11,7 +11,7 @@ from torch.func import jvp, vjp
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from normalign.nn.mlp import mlp
+from normalign.nn.dense import mlp
 from normalign.nn.transformer import Transformer
 from normalign.regularizers import GrokAlign
 from normalign.training import train

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from normalign.nn.mlp import mlp
+from normalign.nn.dense import mlp
 from normalign.regularizers import augmented_norm
 from normalign.training.loop import accuracy, evaluation_mode, is_evaluated, train
 

@@ -9,7 +9,7 @@ from torch import nn
 from normalign.data import modular_addition, sparse_parity, xor_clusters, xor_noise
 from normalign.data.dataset import Dataset
 from normalign.nn import mlp
-from normalign.nn.mlp import Quadratic
+from normalign.nn.dense import Quadratic
 from normalign.paper.context import Context
 from normalign.paper.experiments import acceleration
 from normalign.paper.experiments import digits as loaded

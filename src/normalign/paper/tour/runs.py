@@ -20,7 +20,7 @@ from normalign._checks import require
 from normalign.data.dataset import Dataset
 from normalign.data.digits import load_digits_5000
 from normalign.geometry import local_geometry
-from normalign.nn.mlp import mlp
+from normalign.nn.dense import mlp
 from normalign.paper.files import load_cache, settings_hash, write_checked
 from normalign.paper.store import read_tensors, write_tensors
 from normalign.regularizers import augmented_norm
