@@ -1,3 +1,4 @@
+import re
 import time
 from types import SimpleNamespace
 
@@ -465,3 +466,13 @@ def test_a_table_above_the_limit_is_fitted_in_parts(monkeypatch):
     wanted = RFMRegressor(n_iter=0, random_state=0, max_leaf_size=20).fit(X, NUMBERS)
     assert len(machine.leaves_["offsets"]) > 2
     np.testing.assert_array_equal(machine.predict(FRESH), wanted.predict(FRESH))
+
+
+def test_conjugate_gradients_that_find_nothing_name_the_ridge():
+    machine = RFMClassifier(solver="cg", ridge=1e-30, n_iter=3, bandwidth=1.0)
+    said = (
+        "RFMClassifier: ridge must be large enough for conjugate gradients to approach "
+        'a solution, got 1.0e-30. Raise ridge, or use solver="cholesky".'
+    )
+    with pytest.raises(ValueError, match=re.escape(said)):
+        machine.fit([[0.0], [0.0], [1.0]], [0, 1, 1])

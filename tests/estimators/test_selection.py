@@ -124,8 +124,8 @@ def test_a_time_limit_already_past_still_gives_a_machine(kind):
 def seconds(monkeypatch):
     """A clock that goes on only when it is told to, for search and jobs."""
     told = SimpleNamespace(now=0.0)
-    clock = SimpleNamespace(time=lambda: told.now, monotonic=lambda: told.now)
-    for module in (selection_module, workers_module, trajectories_module):
+    clock = SimpleNamespace(monotonic=lambda: told.now)
+    for module in (workers_module, trajectories_module):
         monkeypatch.setattr(module, "time", clock)
     return told
 

@@ -1,6 +1,8 @@
 """Time, threads and memory of jobs side by side."""
 
 import dataclasses
+import itertools
+import pickle
 import time
 from multiprocessing.pool import ThreadPool
 
@@ -35,6 +37,32 @@ def test_another_iteration_is_as_long_as_the_longest(monkeypatch):
 def test_without_a_limit_there_is_always_time():
     pace = Pace(Clock().budget())
     assert pace.another()
+
+
+@pytest.mark.parametrize("kind", [RFMRegressor, RFAMRegressorCV])
+def test_a_wall_clock_that_is_set_changes_no_time_limit(kind, monkeypatch):
+    jumps = itertools.count(1e9, 1e6)
+    monkeypatch.setattr(time, "time", lambda: next(jumps))
+    machine = kind(n_iter=2, time_limit_s=1000, random_state=0).fit(X, NUMBERS)
+    if kind is RFMRegressor:
+        assert machine.n_iter_ == 2
+    else:
+        assert np.isfinite(machine.cv_results_["mean_test_score"]).all()
+
+
+def test_a_clock_keeps_its_time_in_another_process():
+    clock = pickle.loads(pickle.dumps(Clock.within(50.0)))
+    assert 49 < clock.budget() <= 50
+    assert pickle.loads(pickle.dumps(Clock(None, 3))) == Clock(None, 3)
+
+
+def test_a_clock_goes_on_with_the_seconds_left_on_another_machine(monkeypatch):
+    # a job that waits for a second worker of this machine has used up its time
+    sent = pickle.dumps(Clock.within(0.01))
+    time.sleep(0.02)
+    assert pickle.loads(sent).budget() == 0
+    monkeypatch.setattr(workers, "_machine", lambda: "another")
+    assert 0 < pickle.loads(sent).budget() <= 0.01
 
 
 def test_a_compiler_is_not_counted(monkeypatch):

@@ -177,3 +177,10 @@ def test_complaints():
         normal_alignment(jacobian, np.ones((2, 4)))
     with pytest.raises(ValueError, match=r"to match the centroid"):
         centroid_alignment(torch.randn(2, 4), torch.randn(2, 5))
+
+
+@pytest.mark.parametrize("shape", [(9, 5), (5, 9), (5, 5)])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_zero_jacobian_has_alignment_zero(shape, requires_grad):
+    jacobian = torch.zeros(2, *shape, requires_grad=requires_grad)
+    assert not normal_alignment(jacobian, torch.ones(2, shape[1])).any()

@@ -150,3 +150,25 @@ def test_a_model_on_two_devices():
     assert affine.jacobian.device == x.device
     expected = jacobian_by_loop(lambda z: model(z).cpu(), x)
     torch.testing.assert_close(affine.jacobian, expected)
+
+
+def test_parameter_gradients_of_more_outputs_than_inputs_through_layer_norm():
+    layers = nn.Linear(3, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 8)
+    model = nn.Sequential(*layers).double()
+    x = torch.randn(4, 3, dtype=torch.float64)
+
+    def rows(z):
+        outputs = model(z).sum(0)
+        pulled = [torch.autograd.grad(o, z, create_graph=True)[0] for o in outputs]
+        return torch.stack(pulled, 1)
+
+    weights = torch.randn(4, 8, 3, dtype=torch.float64)
+    parameters = list(model.parameters())
+    total = (weights * local_affine(model, x).jacobian).sum()
+    found = torch.autograd.grad(total, parameters, allow_unused=True)
+    total = (weights * rows(x.clone().requires_grad_())).sum()
+    wanted = torch.autograd.grad(total, parameters, allow_unused=True)
+    assert sum(w is not None for w in wanted) >= 4
+    for one, other in zip(found, wanted, strict=True):
+        if other is not None:
+            torch.testing.assert_close(one, other)

@@ -1,10 +1,20 @@
 """Products with J and J^T, on every kind of model that autograd knows."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
 
-from normalign import local_affine
+from normalign import (
+    alignment_ratio,
+    layer_profile,
+    local_affine,
+    local_geometry,
+    local_robustness,
+    normal_alignment,
+)
+from normalign.geometry import ntk
 from normalign.geometry.linearize import Compressed, Linearization
 from normalign.geometry.local_map import LocalMap
 from tests.cases import CASES, Recurrent
@@ -125,3 +135,89 @@ def test_an_autograd_function_without_a_vmap_rule_is_taken_one_by_one():
 
     expected = weight * (3 * x**2).unsqueeze(1)
     torch.testing.assert_close(local_affine(model, x).jacobian, expected)
+
+
+class TestThreads:
+    """Threads that measure the same model at once get what one of them gets."""
+
+    def in_threads(self, function, n=4, repeats=5):
+        start, results = threading.Barrier(n), []
+
+        def work():
+            start.wait()
+            results.extend(function() for _ in range(repeats))
+
+        threads = [threading.Thread(target=work) for _ in range(n)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(results) == n * repeats  # no thread has failed
+        return results
+
+    @pytest.mark.parametrize("at", [None, "2"])
+    @pytest.mark.parametrize("method", ["exact", "matrix_free"])
+    def test_forward_mode_and_places(self, method, at):
+        model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 12)).double()
+        x = torch.randn(4, 6, dtype=torch.float64)
+
+        def norms():
+            return local_geometry(model, x, at=at, method=method).jacobian_norm
+
+        for found in self.in_threads(norms):
+            torch.testing.assert_close(found, norms())
+
+    def test_layer_profiles(self):
+        model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3)).double()
+        x = torch.randn(4, 6, dtype=torch.float64)
+
+        def norms():
+            profile = layer_profile(model, x, places=[None, "1", "2"])
+            return torch.stack([g.jacobian_norm for g in profile.values()])
+
+        for found in self.in_threads(norms):
+            torch.testing.assert_close(found, norms())
+
+    @pytest.mark.parametrize("method", ["contraction", "products"])
+    def test_tangent_kernels(self, method):
+        model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 2)).double()
+        x = torch.randn(3, 6, dtype=torch.float64)
+        for found in self.in_threads(lambda: ntk(model, x, method=method)):
+            torch.testing.assert_close(found, ntk(model, x, method=method))
+
+
+@pytest.mark.parametrize("method", ["exact", "matrix_free"])
+def test_group_norm_on_channels_last(method):
+    layers = nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 3)
+    model = nn.Sequential(*layers).double()
+    x = torch.randn(3, 2, 6, 6, dtype=torch.float64)
+    last = x.contiguous(memory_format=torch.channels_last)
+    found = local_geometry(model, last, method=method).jacobian_norm
+    wanted = jacobian_by_loop(model, x).flatten(1).norm(dim=1)
+    torch.testing.assert_close(found, wanted)
+    with torch.no_grad():
+        affine = local_affine(model, last)
+    torch.testing.assert_close(affine.jacobian, jacobian_by_loop(model, x))
+
+
+class TestAutocast:
+    def test_layer_norm(self):
+        layers = nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+        model, x = nn.Sequential(*layers), torch.randn(3, 4)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = local_affine(model, x)
+        wanted = jacobian_by_loop(model, x)
+        torch.testing.assert_close(found.jacobian.float(), wanted, rtol=0.1, atol=0.05)
+
+    def test_measures_of_given_numbers_keep_their_precision(self):
+        jacobian, x, offset = torch.randn(5, 3, 8), torch.randn(5, 8), torch.randn(5, 3)
+        y = (jacobian @ x[..., None])[..., 0].add(offset).argmax(1)
+        measures = (
+            lambda: normal_alignment(jacobian, x),
+            lambda: alignment_ratio(jacobian, x),
+            lambda: local_robustness(jacobian, offset, x, y),
+        )
+        for measure in measures:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                found = measure()
+            assert torch.equal(found, measure())

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from normalign import At, local_affine
+from normalign import At, local_affine, local_geometry
 from tests.cases import TokenModel
 from tests.oracles import jacobian_by_loop
 
@@ -210,3 +210,15 @@ def test_a_submodule_without_a_floating_tensor_is_refused():
 
     with pytest.raises(ValueError, match=r"whole numbers alone, got 'sum'"):
         local_affine(Pair(), torch.randn(2, 3), at="sum")
+
+
+@pytest.mark.parametrize("method", ["exact", "matrix_free"])
+@pytest.mark.parametrize("k", [5, 20])
+def test_inputs_whose_entries_share_memory(method, k):
+    x = torch.rand(4, 1, 3, 2, dtype=torch.float64).expand(-1, 3, -1, -1)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(18, k), nn.Tanh()).double()
+    found = local_geometry(model, x, method=method)
+    expected = local_geometry(model, x.contiguous(), method=method)
+    torch.testing.assert_close(found.measures(), expected.measures())
+    affine = local_affine(model, x)
+    torch.testing.assert_close(affine.jacobian, jacobian_by_loop(model, x))

@@ -1,13 +1,24 @@
 """What is peculiar about models: refused with the remedy, or made to work."""
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.checkpoint
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.kernel_ridge import KernelRidge
 from torch import nn
 
-from normalign import local_affine, local_geometry
+from normalign import (
+    GrokAlign,
+    RFMRegressor,
+    layer_profile,
+    local_affine,
+    local_geometry,
+)
+from normalign.geometry import ntk
 from normalign.geometry.linearize import Linearization
 from normalign.geometry.local_map import LocalMap
+from normalign.robustness import pgd
 from tests.cases import Recurrent, cnn, mlp
 from tests.oracles import jacobian_by_loop
 
@@ -122,3 +133,96 @@ def test_activation_checkpointing():
 
     found = local_affine(model, x).jacobian
     torch.testing.assert_close(found, jacobian_by_loop(plain, x))
+
+
+class TestWhatIsNoTorchModel:
+    """Every function that takes a model names the remedy."""
+
+    x, y = torch.linspace(-1, 1, 20).view(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    calls = (
+        lambda model, x, y: local_affine(model, x),
+        lambda model, x, y: local_geometry(model, x),
+        lambda model, x, y: layer_profile(model, x),
+        lambda model, x, y: ntk(model, x),
+        lambda model, x, y: GrokAlign()(model, x),
+        lambda model, x, y: pgd(model, x, y, radii=0.1, n_steps=1),
+    )
+    takes_functions = tuple(call for i, call in enumerate(calls) if i != 3)
+
+    class Foreign:  # an array of another library
+        shape, dtype = (5, 3), "float32"
+
+        def __array__(self, dtype=None, copy=None):
+            return np.ones((5, 3), "float32")
+
+    @pytest.mark.parametrize("call", takes_functions)
+    @pytest.mark.parametrize(
+        "model",
+        [
+            lambda z: z.numpy()[:, :3],
+            lambda z: z.detach().numpy()[:, :3],
+            np.tanh,
+            lambda z: TestWhatIsNoTorchModel.Foreign(),
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+    def test_arrays_of_other_libraries(self, call, model):
+        words = r"^\w+: .*must be .*a function of tensors made of torch operations"
+        with pytest.raises((TypeError, ValueError), match=words):
+            call(model, self.x, self.y)
+
+    @pytest.mark.parametrize("call", calls)
+    def test_estimators(self, call):
+        forest = RandomForestClassifier(2).fit(self.x, self.y)
+        machine = KernelRidge().fit(self.x, self.y)
+        with pytest.raises(TypeError, match=r"as_torch.*forests.*no Jacobian"):
+            call(forest, self.x, self.y)
+        if call is self.calls[-1]:
+            return  # what pgd says of regressors is another matter
+        with pytest.raises(TypeError, match=r"estimators.as_torch\(model\)"):
+            call(machine, self.x, self.y)
+        with pytest.raises(TypeError, match=r"as_torch\(model\), once it is fitted"):
+            call(RFMRegressor(), self.x, self.y)
+
+    @pytest.mark.parametrize("call", calls)
+    def test_nets_of_skorch(self, call):
+        class NeuralNet:
+            module_ = nn.Linear(4, 3)
+
+            def predict(self, x):
+                raise NotImplementedError
+
+        with pytest.raises(TypeError, match=r"net\.module_"):
+            call(NeuralNet(), self.x, self.y)
+
+
+class TestConnection:
+    x = torch.randn(3, 4)
+
+    @pytest.mark.parametrize(
+        "model",
+        [
+            lambda z: z.detach() * 2,
+            torch.no_grad()(lambda z: z.sin()),
+            lambda z: torch.as_tensor(z.tolist()),
+        ],
+    )
+    def test_a_model_without_a_graph_is_refused(self, model):
+        for measure in (local_affine, local_geometry, layer_profile):
+            for n in (1, 3):
+                with pytest.raises(ValueError, match="does not connect with x"):
+                    measure(model, self.x[:n])
+
+    def test_weights_with_a_graph_do_not_hide_it(self):
+        layer = nn.Linear(4, 2)
+        with pytest.raises(ValueError, match="does not connect with x"):
+            local_affine(lambda z: layer(z.detach()), self.x)
+
+    def test_constants_and_steps_have_a_zero_jacobian(self):
+        constant = nn.Parameter(torch.ones(2))
+        for model in (
+            lambda z: torch.ones(len(z), 2),
+            lambda z: constant.expand(len(z), 2),
+            torch.round,
+        ):
+            assert not local_affine(model, self.x).jacobian.any()

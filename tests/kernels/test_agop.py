@@ -1,5 +1,7 @@
 """The average gradient outer product: both sums, weights, diagonals."""
 
+import importlib
+
 import pytest
 import torch
 from hypothesis import given
@@ -12,11 +14,14 @@ from normalign.kernels import (
     agop,
     expansion_jacobian,
     gradients,
+    kernel_matrix,
 )
 from normalign.kernels import tiles as tiles_module
 from normalign.kernels.agop import cheaper_form
 from tests.kernels.cases import DOUBLE, KERNELS, METRICS, metric, points
 
+# the module, whose name in the package is that of its function
+agop_module = importlib.import_module("normalign.kernels.agop")
 RADIAL = [kernel for kernel in KERNELS if "Product" not in repr(kernel)]
 
 
@@ -138,3 +143,112 @@ def test_an_axis_that_is_rounding_has_no_sign():
     seen[2, 2] = 0.3
     found = agop(x, x, coef, ProductLaplace(2.0), metric=seen)
     assert found[2].abs().max() < 1e-13 * found.abs().max()
+
+
+def exact_agop(x, coef, kernel, seen):
+    """The sum by its definition, from differences of the points; ``seen`` is full."""
+    apart = x[None] - x[:, None]
+    if isinstance(kernel, ProductLaplace):
+        spectrum, axes = torch.linalg.eigh(seen)
+        root = axes @ torch.diag(spectrum.clamp(min=0).sqrt()) @ axes.T
+        placed = apart @ root
+        values = torch.exp(-placed.abs().sum(2) / kernel.bandwidth)
+        each = torch.einsum("ij,jk,ijd->ikd", values, coef, placed.sign()) @ root
+        each /= kernel.bandwidth
+    else:
+        images = apart @ seen / kernel.bandwidth**2
+        squared = (apart * images).sum(2).clamp(min=0)
+        if isinstance(kernel, Gaussian):
+            slopes = torch.exp(-squared / 2)
+        else:
+            half = kernel.exponent / 2
+            slopes = 2 * half * squared ** (half - 1) * torch.exp(-(squared**half))
+        slopes = torch.where(squared > 0, slopes, 0.0)
+        each = torch.einsum("ij,jk,ijd->ikd", slopes, coef, images)
+    return torch.einsum("ikd,ike->de", each, each) / len(x)
+
+
+def near_pairs(n, d, gap, scale, seed):
+    """Rows of which every second one is a near-duplicate of the one before it."""
+    rows = (points(n // 2, d, seed=seed) - 2) * scale
+    return rows.repeat_interleave(2, 0) + gap * (points(n, d, seed=seed + 1) - 2)
+
+
+@given(
+    kernel=st.sampled_from(KERNELS),
+    kind=st.sampled_from(METRICS),
+    power=st.integers(2, 12),
+    scale=st.sampled_from([0.2, 1.0, 100.0]),
+    ridge=st.sampled_from([1e-3, 1e-8]),
+    lone=st.integers(0, 20),
+    seed=st.integers(0, 10**6),
+)
+def test_near_rows_leave_the_sum_positive_and_both_forms_equal(
+    kernel, kind, power, scale, ridge, lone, seed
+):
+    gap, d = 10.0**-power, 12
+    x = near_pairs(24, d, gap, scale, seed)
+    x[:lone] = (points(lone, d, seed=seed + 2) - 2) * scale  # rows without a duplicate
+    seen = metric(kind, d, seed)
+    full = torch.eye(d, dtype=DOUBLE) if seen is None else seen
+    full = full if full.ndim == 2 else torch.diag(full)
+    # of near rows coefficients are large and cancel
+    matrix = kernel_matrix(x, x, kernel, metric=seen) + ridge * torch.eye(24)
+    coef = torch.linalg.lstsq(matrix, points(24, 3, seed=seed + 3)).solution
+    forms = ["gradients", "pairs"] if "Product" not in repr(kernel) else ["gradients"]
+    found = [agop(x, x, coef, kernel, metric=seen, form=form) for form in forms]
+    wanted = exact_agop(x, coef, kernel, full)
+    size = float(wanted.trace())
+    # Centring rounds the points: of a gap, by a rounding of their size over it. Of
+    # thousands of cases the largest error was 13 times that.
+    lost = 1e-9 + 100 * torch.finfo(DOUBLE).eps * max(1.0, scale / gap)
+    for one in found:
+        assert float(one.trace()) > 0
+        assert float(torch.linalg.eigvalsh(one)[0]) >= -1e-9 * float(one.trace())
+        assert float((one - found[0]).abs().max()) <= lost * size
+        assert float((one - wanted).abs().max()) <= lost * size
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kernel", RADIAL, ids=repr)
+def test_coefficients_that_cancel_leave_digits_of_rows_far_from_them(
+    kernel, weighted, dtype
+):
+    x, coef = points(40, 5, dtype=dtype), points(40, 2, seed=1, dtype=dtype)
+    # A pair of centers, of which every row sees only the difference.
+    gap = 1e-2 if dtype == torch.float32 else 1e-6
+    centers = torch.cat([x, x[:1] + 0.5, x[:1] + 0.5 + gap])
+    coef = torch.cat([coef, torch.ones(1, 2) / gap, -torch.ones(1, 2) / gap]).to(dtype)
+    weights = points(40, 1, seed=3, dtype=dtype)[:, 0].abs() if weighted else None
+    found = agop(x, centers, coef, kernel, weights=weights, form="pairs")
+    exact = (part.double() for part in (x, centers, coef))
+    share = None if weights is None else weights.double()
+    wanted = averaged(*exact, kernel, None, share)
+    tolerance = 1e-9 if dtype == DOUBLE else 1e-3  # what a sum over pairs may lose
+    assert (found - wanted).abs().max() <= tolerance * wanted.trace()
+
+
+def test_few_near_rows_are_taken_by_gradients_and_the_others_by_pairs(monkeypatch):
+    x, coef = points(60, 30), points(60, 40, seed=1)
+    x[1] = x[0] + 1e-9
+    taken = []
+    original = agop_module._paired
+    monkeypatch.setattr(
+        agop_module, "_paired",
+        lambda rows, *rest: taken.append(len(rows)) or original(rows, *rest),
+    )  # fmt: skip
+    for kernel in RADIAL:
+        agop(x, x, coef, kernel, form="pairs")
+    assert taken == [58] * len(RADIAL)
+
+
+@pytest.mark.parametrize("gap", [1e-9, 1e-12])
+def test_near_rows_keep_their_signs_in_the_product_kernel(gap):
+    x = near_pairs(30, 12, gap, 1.0, seed=1)
+    coef, seen, kernel = points(30, 3, seed=2), metric("full", 12), ProductLaplace(2.0)
+    coef[1::2] = -coef[::2]  # near rows see each other only
+    found = agop(x, x, coef, kernel, metric=seen)
+    wanted = exact_agop(x, coef, kernel, seen)
+    # rounding over the gap is 2e-4 at most; a lost sign costs more than 1e-3
+    assert (found - wanted).abs().max() <= 5e-4 * wanted.trace()

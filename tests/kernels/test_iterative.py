@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from normalign.kernels import Gaussian, Laplace, Solver, iterative
+from normalign.kernels import Gaussian, Laplace, Solver, System, iterative
 from normalign.kernels.memory import Needs
 from normalign.kernels.solve import solve
 from tests.kernels.cases import DOUBLE, KERNELS, dense, points, system
@@ -152,3 +152,22 @@ def test_the_inverse_is_made_column_by_column_where_memory_is_short():
     assert narrow._at_once < len(rows) < wide._at_once
     apart = wide.inverse_diagonal(rows) - narrow.inverse_diagonal(rows)
     assert float(apart.abs().max()) < 0.1 * float(wide.inverse_diagonal(rows).max())
+
+
+def test_a_ridge_for_which_no_step_helps_is_refused():
+    problem = System(
+        torch.tensor([[0.0], [0.0], [1.0]], dtype=DOUBLE), Laplace(1.0), None,
+        torch.full((3,), 1e-30, dtype=DOUBLE),
+    )  # fmt: skip
+    y = torch.tensor([[-2.0], [1.0], [1.0]], dtype=DOUBLE)
+    with pytest.raises(ValueError, match=r"ridge must be large enough .* got 1\.0e-30"):
+        solve(problem, y, Solver("cg"))
+
+
+def test_a_diagonal_of_the_inverse_without_progress_is_refused(monkeypatch):
+    found = solve(system(n=30), points(30, 1), Solver("cg"))
+    monkeypatch.setattr(
+        iterative, "conjugate_gradients", lambda _, b, *rest, **more: (0 * b, 100, 1.0)
+    )
+    with pytest.raises(ValueError, match="solve: ridge must be large enough"):
+        found.inverse_diagonal(torch.arange(3))

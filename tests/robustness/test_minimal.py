@@ -6,7 +6,7 @@ from torch import nn
 
 from normalign.geometry import local_affine, local_robustness
 from normalign.robustness import minimal_radius, pgd
-from tests.robustness.test_pgd import affine, network
+from tests.robustness.test_ascent import affine, network
 from tests.robustness.test_routes import machine
 
 

@@ -16,10 +16,10 @@ from normalign.regularizers import PenaltyForm
 from normalign.training import Ensemble, History, Member, train_together
 from normalign.training import together as module
 from normalign.training.checkpoint import read_checkpoint
-from normalign.training.measures import stacked_geometry
 from normalign.training.networks import StackedChains, StackedModules
 from normalign.training.rules import SGD, AdamW, Grokfast
 from normalign.training.stack import Stack
+from normalign.training.stack_geometry import stacked_geometry
 from tests.training.ensembles import (
     GENERAL,
     METHODS,

@@ -13,9 +13,9 @@ from normalign.regularizers import PenaltyForm
 from normalign.training import Member, train_together
 from normalign.training.group import Record
 from normalign.training.history import History
-from normalign.training.measures import stacked_geometry
 from normalign.training.replay import Replay
 from normalign.training.rules import SGD, AdamW
+from normalign.training.stack_geometry import stacked_geometry
 from tests.cases import TokenModel
 from tests.training.ensembles import (
     GENERAL,

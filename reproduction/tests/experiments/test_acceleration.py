@@ -13,8 +13,7 @@ from normalign.data import (
     xor_clusters,
     xor_noise,
 )
-from normalign.nn import mlp
-from normalign.nn.mlp import Quadratic
+from normalign.nn import Quadratic, mlp
 from normalign.regularizers import PenaltyForm
 from normalign.training import rules, span_reduction, train_together
 from normalign_reproduction.context import Context

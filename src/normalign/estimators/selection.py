@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from dataclasses import replace
 from inspect import signature
 from numbers import Integral
 from typing import Any, Self
@@ -118,9 +118,8 @@ class _Selecting:
             check_candidates(estimator)
             own = {"time_limit_s": self.time_limit_s, "verbose": self.verbose}
             check_parameters(self._fresh(**own))
-            deadline = None
-            if self.time_limit_s is not None:
-                deadline = time.time() + _SEARCH_SHARE * float(self.time_limit_s)
+            limit = self.time_limit_s
+            clock = Clock.within(limit and _SEARCH_SHARE * float(limit))
             seed = _seed(self.random_state)
             plain = self._fresh(random_state=seed)
             estimator._forget()
@@ -128,7 +127,7 @@ class _Selecting:
             device = Origin.of(X).device
             if str(device).startswith("cuda") and str(self.device) == "auto":
                 plain.set_params(device=str(device))
-            results = self._results(plain, folds, deadline)
+            results = self._results(plain, folds, clock)
             best = best_candidate(results)
             chosen = results["params"][best]
             plain.set_params(**chosen, device=self.device).fit(X, y, sample_weight)
@@ -199,9 +198,7 @@ class _Selecting:
             for train, test in splits
         ]
 
-    def _results(
-        self, plain: Any, folds: list[Fold], deadline: float | None
-    ) -> dict[str, Any]:
+    def _results(self, plain: Any, folds: list[Fold], clock: Clock) -> dict[str, Any]:
         classes = issubclass(self._plain, RFAMClassifier)
         callee, scorer = type(self).__name__, None
         if self.scoring is not None:
@@ -212,7 +209,7 @@ class _Selecting:
             for ridge in self.ridges
         ]
         at_once = min(jobs_at_once(self.n_jobs), len(pairs) * len(folds))
-        clock = Clock(deadline, at_once)
+        clock = replace(clock, n_jobs=at_once)
         shared = plain.get_params(deep=False)
         shared["memory_limit"] = self._share(plain, folds, at_once)
         jobs = [

@@ -6,10 +6,13 @@ seed of its own, so its answer does not depend on which worker runs it, or when.
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from threading import Lock, local
 from typing import Any
 
@@ -38,7 +41,9 @@ class Clock:
     Parameters
     ----------
     deadline : float or None
-        Seconds since the epoch, which every machine of a cluster agrees on.
+        In seconds of ``time.monotonic()``. The processes of a machine share that clock;
+        on another machine a clock goes on with the seconds that were left when it was
+        pickled.
     n_jobs : int
         How many run at one time.
     """
@@ -49,13 +54,32 @@ class Clock:
     @classmethod
     def within(cls, seconds: float | None) -> Clock:
         """A clock for one job that begins now; None is no limit."""
-        return cls(None if seconds is None else time.time() + float(seconds))
+        return cls(None if seconds is None else time.monotonic() + float(seconds))
 
     def budget(self) -> float:
         """Seconds that are left; infinitely many without a deadline."""
         if self.deadline is None:
             return float("inf")
-        return max(self.deadline - time.time(), 0.0)
+        return max(self.deadline - time.monotonic(), 0.0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """With the seconds left, and the machine whose clock the deadline is of."""
+        if self.deadline is None:
+            return Clock, (None, self.n_jobs)
+        state = self.deadline, self.n_jobs, self.budget(), _machine()
+        return _unpickled, state
+
+
+def _unpickled(deadline: float, n_jobs: int, left: float, machine: str) -> Clock:
+    """A clock as it is on this machine."""
+    return Clock(deadline if machine == _machine() else time.monotonic() + left, n_jobs)
+
+
+@cache
+def _machine() -> str:
+    """What tells apart machines, and their starts, where monotonic clocks differ."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return boot.read_text() if boot.exists() else platform.node()
 
 
 class Pace:

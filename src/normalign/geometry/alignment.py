@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from normalign._checks import describe, require, require_kind
+from normalign.geometry.quirks import in_own_precision
 from normalign.geometry.spectrum import top_singular, wide
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
 ]
 
 
+@in_own_precision
 def normal_alignment(jacobian: Tensor, x: Tensor) -> Tensor:
     r"""Cosine between each Jacobian's top right singular vector and its input.
 
@@ -52,6 +54,7 @@ def normal_alignment(jacobian: Tensor, x: Tensor) -> Tensor:
     return cosine.clamp(max=1).to(jacobian.dtype)
 
 
+@in_own_precision
 def alignment_ratio(jacobian: Tensor, x: Tensor) -> Tensor:
     r"""Share of each Jacobian that acts along its input.
 
@@ -85,6 +88,7 @@ def alignment_ratio(jacobian: Tensor, x: Tensor) -> Tensor:
     return ratio.clamp(max=1).to(jacobian.dtype)
 
 
+@in_own_precision
 def centroid_alignment(centroid: Tensor, x: Tensor) -> Tensor:
     r"""Cosine between each centroid and its input.
 

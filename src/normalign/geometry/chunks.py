@@ -121,6 +121,13 @@ def bytes_per_sample(local_map: LocalMap, x: Tensor) -> tuple[int, int]:
     """
     if len(x) == 0:
         return 1, 1
+    kind = (x.shape[1:], x.dtype, x.device)
+    if kind not in local_map.sizes:
+        local_map.sizes[kind] = _measured_bytes(local_map, x)
+    return local_map.sizes[kind]
+
+
+def _measured_bytes(local_map: LocalMap, x: Tensor) -> tuple[int, int]:
     one = _saved_bytes(local_map, x[:1])
     two = _saved_bytes(local_map, x[:1].expand(2, *x.shape[1:]).clone())
     if not one or not two:
@@ -136,7 +143,9 @@ def _saved_bytes(local_map: LocalMap, x: Tensor) -> list[int]:
     sizes: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
-        sizes[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        size = tensor.numel() * tensor.element_size()
+        start = tensor.data_ptr()  # also that of a view of some of the entries
+        sizes[start] = max(size, sizes.get(start, 0))
         # An operation that keeps its own output would keep itself, and all before it.
         return tensor.detach()
 

@@ -10,11 +10,16 @@ from torch import Tensor
 
 from normalign._checks import describe, require, require_kind
 from normalign.geometry.chunks import ChunkSize, plan_chunks
+from normalign.geometry.independence import (
+    check_is_connected,
+    check_rows_are_independent,
+)
 from normalign.geometry.linearize import Linearization
 from normalign.geometry.local_map import At, LocalMap
 from normalign.geometry.quirks import (
     attention_with_derivatives,
     frozen_randomness,
+    outside_autocast,
     outside_inference_mode,
 )
 
@@ -56,10 +61,10 @@ def local_affine(
     For a continuous piecewise-affine network this is the map on the whole tile that
     holds x; for any other model it is the first-order expansion, with the offset
     defined by the equation above. It is built from min(k, d) backward or forward
-    passes and is differentiable in the model's parameters in grad mode; wrap the
-    call in ``torch.no_grad()`` when that is not wanted: it halves the memory. When
-    the numbers of :func:`~normalign.local_geometry` are all you need, call that: it
-    never holds the (n, k, d) Jacobian.
+    passes, in grad mode from k backward passes, and is then differentiable in the
+    model's parameters; wrap the call in ``torch.no_grad()`` when that is not wanted: it
+    halves the memory. When the numbers of :func:`~normalign.local_geometry` are all you
+    need, call that: it never holds the (n, k, d) Jacobian.
 
     Parameters
     ----------
@@ -98,7 +103,7 @@ def local_affine(
 def _affine(
     local_map: LocalMap, x: Tensor, chunk_size: ChunkSize, memory_budget: int | None
 ) -> LocalAffine:
-    check_batch(x, local_map)
+    check_batch(x, local_map, memory_budget)
     k, d, element_size = shape_of(local_map, x)
     plan = plan_chunks(
         local_map,
@@ -119,9 +124,15 @@ def _affine(
 def _affine_piece(local_map: LocalMap, x: Tensor, vectors: int) -> LocalAffine:
     linear = Linearization(local_map.on(x), vmappable=local_map.vmappable)
     _, k, d = linear.shape
-    jacobian = rows(linear, vectors) if k <= d else columns(linear, vectors)
+    # The derivative of a push-forward is wrong for some layers of torch (nn.LayerNorm).
+    trained = torch.is_grad_enabled() and linear.output.requires_grad
+    by_rows = k <= d or trained
+    jacobian = rows(linear, vectors) if by_rows else columns(linear, vectors)
     output = linear.output.to(jacobian.device)
-    offset = output - torch.einsum("nkd,nd->nk", jacobian, linear.input)
+    with outside_autocast(jacobian.device):
+        dtype = torch.promote_types(jacobian.dtype, linear.input.dtype)
+        point, wide = linear.input.to(dtype), jacobian.to(dtype)
+        offset = output - torch.einsum("nkd,nd->nk", wide, point)
     return LocalAffine(linear.input, output, jacobian, offset)
 
 
@@ -153,7 +164,9 @@ def columns(linear: Linearization, vectors: int) -> Tensor:
     return torch.cat(blocks).permute(1, 2, 0).to(linear.input.device)
 
 
-def check_batch(x: Tensor, local_map: LocalMap) -> None:
+def check_batch(
+    x: Tensor, local_map: LocalMap, memory_budget: int | None = None
+) -> None:
     """Check that x is a batch, and that the model treats its rows separately."""
     callee = local_map.callee
     require_kind(isinstance(x, Tensor), callee, "x", "a tensor", describe(x))
@@ -168,7 +181,8 @@ def check_batch(x: Tensor, local_map: LocalMap) -> None:
     )
     if local_map.at is None:
         local_map.require_floating(x)
-    local_map.check_rows_are_independent(x)
+    check_is_connected(local_map, x)
+    check_rows_are_independent(local_map, x, memory_budget)
 
 
 def shape_of(local_map: LocalMap, x: Tensor) -> tuple[int, int, int]:

@@ -17,7 +17,9 @@ from torch.func import jvp, vjp, vmap
 from normalign.geometry.local_map import PointMap
 from normalign.geometry.quirks import (
     attention_with_derivatives,
+    forward_mode,
     frozen_randomness,
+    outside_autocast,
     rounding,
 )
 
@@ -28,6 +30,11 @@ Product = Callable[[Tensor], Tensor]
 # What torch.func says of autograd functions of the older style and of activation
 # checkpointing; plain autograd takes both.
 REFUSED_BY_FUNC = ("setup_context", "saved tensor hooks")
+
+
+# What torch says of an autograd function without a rule for vmap, of layers in two
+# precisions at once, as autocast runs them, and of normalisation on channels last.
+REFUSED_BY_VMAP = ("vmap over", "expected scalar type", "inside of vmap")
 
 
 class Linearization:
@@ -87,7 +94,7 @@ class Linearization:
     def pull(self, cotangents: Tensor) -> Tensor:
         """Return ``J^T v`` for a block of cotangents, (b, n, k) -> (b, n, d)."""
         cotangents = cotangents.to(self.output)
-        with attention_with_derivatives():
+        with attention_with_derivatives(), outside_autocast(cotangents.device):
             return self._block(self._pull_one, cotangents).flatten(2)
 
     def push(self, tangents: Tensor) -> Tensor:
@@ -99,6 +106,10 @@ class Linearization:
                     return self._block(self._forward_mode, tangents)
                 except NotImplementedError:  # an operator without a forward-mode rule
                     self._has_forward_mode = False
+                except RuntimeError as error:  # normalisation on channels last
+                    if "view size is not compatible" not in str(error):
+                        raise
+                    self._has_forward_mode = False
             return self._block(self._double_backward, tangents)
 
     def _block(self, product: Product, vectors: Tensor) -> Tensor:
@@ -109,14 +120,14 @@ class Linearization:
         if together and len(vectors) > 1:
             try:
                 return vmap(product, randomness="same")(vectors)
-            except RuntimeError as error:  # an autograd function without a vmap rule
-                if "vmap over" not in str(error):
+            except RuntimeError as error:
+                if not any(words in str(error) for words in REFUSED_BY_VMAP):
                     raise
                 self._vmappable = False
         return torch.stack([product(v) for v in vectors])
 
     def _forward_mode(self, tangent: Tensor) -> Tensor:
-        with frozen_randomness():
+        with forward_mode(), frozen_randomness():
             return jvp(self._function, (self._point,), (tangent,))[1]
 
     def _double_backward(self, tangent: Tensor) -> Tensor:

@@ -18,12 +18,16 @@ from torch.utils._pytree import tree_map
 
 from normalign._checks import describe, require, require_kind
 from normalign.geometry.quirks import (
+    TORCH_ONLY,
     Model,
     attention_with_derivatives,
     frozen_randomness,
     has_recurrence,
+    in_this_thread,
     named_modules,
+    recurrence_with_derivatives,
     refuse_mixing,
+    remedy_for,
     unwrapped,
     warn_of_dropout,
 )
@@ -92,6 +96,16 @@ class LocalMap:
         Picks the tensor of outputs from what the model returns.
     callee : str
         The public function in whose name errors are raised.
+
+    Attributes
+    ----------
+    vmappable : bool
+        Whether a block of vectors may go through ``torch.func.vmap``.
+    random : bool
+        Whether dropout is active.
+    sizes : dict
+        What :func:`normalign.geometry.chunks.bytes_per_sample` returned, by the kind of
+        input.
     """
 
     model: Model
@@ -100,11 +114,15 @@ class LocalMap:
     callee: str = "local_affine"
     vmappable: bool = field(init=False)
     random: bool = field(init=False)
+    sizes: dict[Any, tuple[int, int]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         require_kind(
-            callable(self.model), self.callee, "model", "callable", describe(self.model)
-        )
+            callable(self.model), self.callee, "model", "callable",
+            describe(self.model), remedy_for(self.model),
+        )  # fmt: skip
         object.__setattr__(self, "model", unwrapped(self.model))
         if isinstance(self.at, str):
             object.__setattr__(self, "at", At(self.at))
@@ -116,38 +134,12 @@ class LocalMap:
         """Return the map and its point for one batch of model inputs."""
         if x.is_inference() and not torch.is_inference_mode_enabled():
             x = x.clone()  # autograd may keep the copy, but not the original
+        if not x.is_contiguous():
+            x = x.clone()  # entries of an expanded tensor share their memory
         if self.at is None:
             self.require_floating(x)
             return PointMap(self._run, x)
         return self._from_submodule(x, self._submodule())
-
-    def check_rows_are_independent(self, x: Tensor) -> None:
-        """Refuse a model whose output for a sample changes when it comes alone.
-
-        A few extra passes of one sample; they catch batch statistics and random
-        numbers that no inspection of modules can see (closures, functional calls).
-        """
-        if len(x) < 2 or self.random:
-            return
-        first, last = x[:1], x[-1:]
-        if torch.equal(first, last) and x.is_floating_point():
-            last = 1.5 * first + 0.5
-        with torch.no_grad(), attention_with_derivatives(), frozen_randomness():
-            together = self._run(torch.cat([first, last])).double()
-            alone = torch.cat([self._run(first), self._run(last)]).double()
-        # Kernels may sum in another order for another batch size, and TF32 or half
-        # precision magnify that; mixing changes the output by far more.
-        tolerance = 1e-6 if x.dtype == torch.float64 else 5e-2
-        scale = torch.maximum(together.norm(), alone.norm())
-        finite = bool(torch.isfinite(scale))
-        require(
-            not finite or bool((together - alone).norm() <= tolerance * scale + 1e-30),
-            self.callee,
-            "model",
-            "a function of each sample alone",
-            "one whose output for a sample differs when others are in the batch",
-            "Call model.eval() (BatchNorm, dropout), or freeze what mixes the samples.",
-        )
 
     def require_floating(self, x: Tensor) -> None:
         """Refuse integer inputs, naming the embedding from which to measure."""
@@ -163,11 +155,10 @@ class LocalMap:
         )
 
     def _run(self, x: Tensor) -> Tensor:
-        # The copy keeps layers that work in place off the caller's tensor; the fused
-        # recurrent kernels of oneDNN have no derivative outside grad mode.
+        # The copy keeps layers that work in place off the caller's tensor.
         if self.vmappable:
             return self._flat_output(self.model(x.clone()), len(x))
-        with torch.backends.mkldnn.flags(enabled=False):
+        with recurrence_with_derivatives():
             return self._flat_output(self.model(x.clone()), len(x))
 
     def _flat_output(self, result: Any, n: int) -> Tensor:
@@ -179,7 +170,9 @@ class LocalMap:
             "the model's output",
             "one tensor",
             f"a {type(result).__name__}",
-            "Pass output=, a function that picks the tensor: output=lambda o: o[0].",
+            TORCH_ONLY
+            if hasattr(result, "__array__")  # of NumPy, JAX and others
+            else "Pass output=, which picks the tensor: output=lambda o: o[0].",
         )
         require_kind(
             result.is_floating_point(),
@@ -194,7 +187,8 @@ class LocalMap:
             "the model's output",
             f"one row for each sample, of shape ({n}, ...) for {n} of them",
             result,
-            "Keep the batch dimension: no squeeze() without a dim.",
+            "Keep the batch dimension: no squeeze() without a dim, and no tensor on "
+            "the model that has a row for each sample of another batch.",
         )
         return result.unsqueeze(1) if result.ndim == 1 else result.flatten(1)
 
@@ -275,11 +269,13 @@ class LocalMap:
         inputs: list[tuple[Any, Any]] = []
         outputs: list[Any] = []
         before = module.register_forward_pre_hook(
-            lambda _, args, kwargs: inputs.append((_copied(args), _copied(kwargs))),
+            in_this_thread(
+                lambda _, args, kwargs: inputs.append((_copied(args), _copied(kwargs)))
+            ),
             with_kwargs=True,
         )
         after = module.register_forward_hook(
-            lambda _, args, out: outputs.append(_copied(out))
+            in_this_thread(lambda _, args, out: outputs.append(_copied(out)))
         )
         with (
             before,
@@ -315,9 +311,11 @@ def substituted(
         return value() if count() else None
 
     if slot is None:
-        handle = module.register_forward_hook(replace_output, with_kwargs=True)
+        hook = in_this_thread(replace_output)
+        handle = module.register_forward_hook(hook, with_kwargs=True)
     else:
-        handle = module.register_forward_pre_hook(replace_input, with_kwargs=True)
+        hook = in_this_thread(replace_input)
+        handle = module.register_forward_pre_hook(hook, with_kwargs=True)
     with handle:
         yield
 

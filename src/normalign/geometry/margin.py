@@ -11,11 +11,13 @@ from torch import Tensor
 
 from normalign._checks import describe, require, require_kind
 from normalign.geometry.alignment import matching_input
+from normalign.geometry.quirks import in_own_precision
 from normalign.geometry.spectrum import wide
 
 __all__ = ["as_labels", "check_labels", "local_robustness", "nearest_boundary"]
 
 
+@in_own_precision
 def local_robustness(
     jacobian: Tensor, offset: Tensor, x: Tensor, y: Tensor | ArrayLike
 ) -> Tensor:

@@ -18,6 +18,7 @@ from normalign.geometry.local_map import LocalMap
 from normalign.geometry.quirks import (
     attention_with_derivatives,
     frozen_randomness,
+    in_this_thread,
     named_modules,
     rounding,
 )
@@ -54,7 +55,7 @@ def range_basis(local_map: LocalMap, x: Tensor) -> Tensor | None:
             if isinstance(module, nn.Linear)
             and module.in_features < min(module.out_features, WIDEST)
         ]
-        handles = [head.register_forward_hook(keep) for head in heads]
+        handles = [head.register_forward_hook(in_this_thread(keep)) for head in heads]
         try:
             output = point_map.function(point_map.point)
         finally:

@@ -9,7 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from normalign.geometry.local_map import LocalMap
-from normalign.geometry.quirks import attention_with_derivatives, frozen_randomness
+from normalign.geometry.quirks import (
+    attention_with_derivatives,
+    frozen_randomness,
+    in_this_thread,
+)
 
 __all__ = ["MOST_PLACES", "stages"]
 
@@ -115,7 +119,7 @@ def _visits(
         return note
 
     handles = [
-        module.register_forward_pre_hook(watch(name), with_kwargs=True)
+        module.register_forward_pre_hook(in_this_thread(watch(name)), with_kwargs=True)
         for name, module in modules.items()
     ]
     try:

@@ -70,6 +70,10 @@ class ProfileRun:
         self._y = None if y is None else as_labels(callee, y)
         self._whole = LocalMap(model, output=output, callee=callee)
         self.automatic = places is None
+        # Tokens are checked with the place from which they are measured.
+        floating = not isinstance(x, Tensor) or x.is_floating_point()
+        if floating:
+            check_batch(x, self._whole, plan.memory_budget)
         if places is None:
             places = stages(self._whole, x)
             if x.is_floating_point() or not places:
@@ -88,8 +92,8 @@ class ProfileRun:
         }
         self._pieces: dict[str, list[Piece]] = {name: [] for name in names}
         for i, local_map in enumerate(self._maps.values()):
-            if i == 0:
-                check_batch(x, local_map)
+            if i == 0 and not floating:
+                check_batch(x, local_map, plan.memory_budget)
             elif local_map.at is None:
                 local_map.require_floating(x)
 

@@ -7,30 +7,85 @@ mix the samples of a batch, layers that draw random numbers.
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import Tensor, nn
 
 from normalign._checks import require
+from normalign._torch_flags import changed
 
 __all__ = [
+    "ATTENTION_BY_PRODUCTS",
+    "NOT_TORCH",
+    "TORCH_ONLY",
     "Model",
     "attention_with_derivatives",
+    "forward_mode",
     "frozen_randomness",
     "has_recurrence",
+    "in_own_precision",
+    "in_this_thread",
     "named_modules",
+    "outside_autocast",
     "outside_inference_mode",
+    "recurrence_with_derivatives",
     "refuse_mixing",
+    "remedy_for",
     "rounding",
     "unwrapped",
     "warn_of_dropout",
 ]
 
 Model = Callable[..., Any]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# The settings under which attention is computed by plain matrix products.
+ATTENTION_BY_PRODUCTS = {
+    "attention_fast_path": False,
+    "flash_attention": False,
+    "memory_efficient_attention": False,
+    "cudnn_attention": False,
+    "math_attention": True,
+}
+
+
+# What torch says of a model that takes its input for a NumPy array.
+NOT_TORCH = "Can't call numpy() on Tensor that requires grad"
+
+# Said where a model is made of the operations of another library.
+TORCH_ONLY = (
+    "The model must be a function of tensors made of torch operations: autograd sees "
+    "no others. Write it in torch, or wrap it with its derivative in a "
+    "torch.autograd.Function."
+)
+
+
+def remedy_for(model: Any) -> str:
+    """Say what to pass in place of an object that is no function of tensors.
+
+    Examples
+    --------
+    >>> remedy_for(3)
+    ''
+    """
+    if isinstance(getattr(model, "module_", None), nn.Module):  # skorch
+        return "Pass the torch module that it has trained: net.module_."
+    if not hasattr(model, "predict"):
+        return ""
+    if type(model).__module__.partition(".")[0] == "normalign":
+        return "Pass normalign.estimators.as_torch(model), once it is fitted."
+    return (
+        "Pass normalign.estimators.as_torch(model): it knows linear models, "
+        "multi-layer perceptrons, support vector machines, kernel ridge and pipelines "
+        "of them. Trees, forests and neighbours are constant in pieces: they have no "
+        "Jacobian."
+    )
 
 
 def unwrapped(model: Any) -> Any:
@@ -112,15 +167,72 @@ def attention_with_derivatives() -> Iterator[None]:
 
     The fused CPU and CUDA kernels have no double backward and no forward mode, and the
     fast path of ``nn.TransformerEncoderLayer`` has no derivative at all. Compiled
-    pieces inside the model run eagerly, for the same reason.
+    pieces inside the model run eagerly, for the same reason. These are settings of the
+    whole process: other threads see them while they last.
     """
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
+    with changed(**ATTENTION_BY_PRODUCTS, compiler_stance="force_eager"):
+        yield
+
+
+@contextlib.contextmanager
+def recurrence_with_derivatives() -> Iterator[None]:
+    """Use recurrent kernels that have derivatives in evaluation mode.
+
+    The fused ones of oneDNN have none without grad mode, those of cuDNN none in
+    evaluation mode. Other threads see these settings while they last.
+    """
+    with changed(onednn=False, cudnn=False):
+        yield
+
+
+@contextlib.contextmanager
+def forward_mode() -> Iterator[None]:
+    """Keep forward-mode derivatives inside to one thread at a time.
+
+    torch counts their levels for the whole process: two threads that take them at once
+    get each other's, which is an error or, in silence, a derivative of zero.
+    """
+    with _FORWARD_MODE:
+        yield
+
+
+_FORWARD_MODE = threading.RLock()
+
+
+def in_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a module's hook that does nothing in passes of other threads."""
+    thread = threading.get_ident()
+
+    def here(*args: Any) -> Any:
+        return hook(*args) if threading.get_ident() == thread else None
+
+    return here
+
+
+@contextlib.contextmanager
+def outside_autocast(device: torch.device) -> Iterator[None]:
+    """Compute inside in the precision of the tensors, also under autocast."""
+    kind = device.type
+    if kind in ("cpu", "cuda", "xpu", "mps") and torch.is_autocast_enabled(kind):
+        with torch.autocast(kind, enabled=False):
             yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+    else:
+        yield
+
+
+def in_own_precision(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function of tensors to compute in their precision under autocast."""
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        tensors = (v for v in (*args, *kwargs.values()) if isinstance(v, Tensor))
+        first = next(tensors, None)
+        if first is None:
+            return function(*args, **kwargs)
+        with outside_autocast(first.device):
+            return function(*args, **kwargs)
+
+    return wrapper
 
 
 @contextlib.contextmanager

@@ -7,11 +7,13 @@ from torch import Tensor
 
 from normalign._checks import describe, require, require_kind
 from normalign.geometry.alignment import safe_ratio, unit_scale
+from normalign.geometry.quirks import in_own_precision
 from normalign.geometry.spectrum import top_singular, wide
 
 __all__ = ["effective_rank", "participation_rank"]
 
 
+@in_own_precision
 def effective_rank(jacobian: Tensor) -> Tensor:
     r"""Effective rank of each Jacobian, its energy in units of the largest direction.
 
@@ -41,6 +43,7 @@ def effective_rank(jacobian: Tensor) -> Tensor:
     return safe_ratio(top.total, top.energy).to(jacobian.dtype)
 
 
+@in_own_precision
 def participation_rank(jacobian: Tensor) -> Tensor:
     r"""Participation ratio of each Jacobian's singular values.
 

@@ -179,7 +179,7 @@ def local_geometry(
     )
     pieces: list[Piece] = []
     with outside_inference_mode():
-        check_batch(x, local_map)
+        check_batch(x, local_map, memory_budget)
         labels = None if y is None else as_labels(local_map.callee, y)
         for piece in measured_pieces(local_map, x, labels, plan):
             add_piece(pieces, piece)

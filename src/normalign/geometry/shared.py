@@ -18,9 +18,14 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 
 from normalign.geometry.exact import summing_dtype
-from normalign.geometry.linearize import REFUSED_BY_FUNC
+from normalign.geometry.linearize import REFUSED_BY_FUNC, REFUSED_BY_VMAP
 from normalign.geometry.local_map import LocalMap
-from normalign.geometry.quirks import attention_with_derivatives, frozen_randomness
+from normalign.geometry.quirks import (
+    attention_with_derivatives,
+    frozen_randomness,
+    in_this_thread,
+    outside_autocast,
+)
 
 __all__ = ["SharedPass", "SharedPlace", "shared_place"]
 
@@ -129,13 +134,13 @@ class SharedPass:
     def pull(self, cotangents: Tensor) -> list[Tensor]:
         """Return ``J_i^T v`` of each place i, (b, n, k) -> (b, n, d_i)."""
         cotangents = cotangents.to(self.output)
-        with attention_with_derivatives():
+        with attention_with_derivatives(), outside_autocast(cotangents.device):
             if self._together and len(cotangents) > 1:
                 try:
                     found = vmap(self._one, randomness="same")(cotangents)
                     return [part.flatten(2) for part in found]
-                except RuntimeError as error:  # no rule for vmap
-                    if "vmap over" not in str(error):
+                except RuntimeError as error:
+                    if not any(words in str(error) for words in REFUSED_BY_VMAP):
                         raise
                     self._together = False
             found = [self._one(v) for v in cotangents]
@@ -209,8 +214,10 @@ def _shifted(
         return moved(out) if counted() else None
 
     if slot is None:
-        handle = module.register_forward_hook(after, with_kwargs=True)
+        hook = in_this_thread(after)
+        handle = module.register_forward_hook(hook, with_kwargs=True)
     else:
-        handle = module.register_forward_pre_hook(before, with_kwargs=True)
+        hook = in_this_thread(before)
+        handle = module.register_forward_pre_hook(hook, with_kwargs=True)
     with handle:
         yield

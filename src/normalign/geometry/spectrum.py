@@ -64,7 +64,8 @@ def top_singular(jacobian: Tensor) -> TopSingular:
         lead = vectors[..., -1]
         right = (jacobian.mT @ lead.unsqueeze(-1)).squeeze(-1) if by_rows else lead
         length = right.norm(dim=-1, keepdim=True)
-        right = torch.where(length == 0, 0.0, right / length.clamp_min(_tiny(length)))
+        zero = (length == 0) | (top.unsqueeze(-1) == 0)
+        right = torch.where(zero, 0.0, right / length.clamp_min(_tiny(length)))
     if not (torch.is_grad_enabled() and jacobian.requires_grad):
         return TopSingular(top, right, total)
     energy = (jacobian @ right.unsqueeze(-1)).square().sum((-2, -1))

@@ -16,6 +16,11 @@ ways to the same matrix, and shapes say which is cheaper:
 
   which costs :math:`n^3` operations and an ``(n, n)`` table, however many outputs
   there are. It is Proposition 3's proof, read as a program.
+
+The terms of the sum by pairs are as large as the *squares* of the terms of a gradient,
+so it loses twice as many digits where slopes or coefficients are large and cancel. Rows
+near a center are therefore taken by gradients, and so are the others if rounding is not
+small beside their sum.
 """
 
 from __future__ import annotations
@@ -48,6 +53,9 @@ __all__ = [
 Form = Literal["auto", "gradients", "pairs"]
 
 _NEAR = 10  # times what is near for a distance is near for a sum over pairs
+# Largest relative error of a sum over pairs, that which squared distances may have,
+# see `sides.NEAR`.
+_MOST_ERROR = {torch.float64: 1e-9, torch.float32: 1e-3}
 
 
 def agop(
@@ -141,7 +149,7 @@ def centred_agop(
             raise ValueError(
                 complaint("agop", "form", '"gradients" for this kernel', repr(form))
             )
-        total = _by_pairs(x, centers, coef, kernel, sides, weights)
+        total = _by_pairs(x, centers, coef, kernel, sides, weights, metric)
     else:
         # A full metric mixes coordinates, so its diagonal needs the whole sum.
         squares_only = diagonal and (metric is None or metric.ndim == 1)
@@ -242,24 +250,54 @@ def _by_pairs(
     kernel: Radial,
     sides: tuple[Sides, Sides],
     weights: Tensor | None,
+    metric: Tensor | None,
 ) -> Tensor:
+    def by_gradients(rows: Tensor) -> Tensor:
+        some = sides[0][rows], sides[1]
+        gradients = _gradients(x[rows], centers, coef, kernel, some, None)
+        mass = None if weights is None else weights[rows]
+        return sum_of_squares(gradients, torch.zeros_like(x[0]), mass, False)
+
     slopes = _slope_matrix(kernel, *sides)
-    # The sum is one of large terms that cancel where a row is near a center; there it
-    # is taken by gradients.
-    squares = sides[0].left[:, x.shape[1]]
-    near = slopes.amax(1) * (2 * _NEAR * NEAR[x.dtype] * squares).sqrt() > 1
+    near = _near_rows(slopes, kernel, sides[0].left[:, x.shape[1]])
     if not bool(near.any()):
-        return _paired(x, centers, coef, slopes, weights)
-    far = ~near
-    some = _gradients(x[near], centers, coef, kernel, (sides[0][near], sides[1]), None)
-    mass = (None, None) if weights is None else (weights[near], weights[far])
-    total = sum_of_squares(some, torch.zeros_like(x[0]), mass[0], False)
-    return total + _paired(x[far], centers, coef, slopes[far], mass[1])
+        total = _paired(x, centers, coef, slopes, weights, metric)
+        return by_gradients(~near) if total is None else total
+    far, nearby = ~near, by_gradients(near)
+    if not bool(far.any()):
+        return nearby
+    mass = None if weights is None else weights[far]
+    total = _paired(x[far], centers, coef, slopes[far], mass, metric)
+    return nearby + (by_gradients(far) if total is None else total)
+
+
+def _near_rows(slopes: Tensor, kernel: Radial, squares: Tensor) -> Tensor:
+    """Which rows are near a center, but not at it; ``squares`` are the rows' own.
+
+    The slope of a radial kernel falls with the distance: a row's largest slope belongs
+    to its nearest center.
+    """
+    limits = squares * (2 * _NEAR * NEAR[slopes.dtype])
+    largest = slopes.amax(1)
+    return (largest > 0) & (largest >= kernel.slope_(limits, torch.empty_like(limits)))
 
 
 def _paired(
-    x: Tensor, centers: Tensor, coef: Tensor, slopes: Tensor, weights: Tensor | None
-) -> Tensor:
+    x: Tensor,
+    centers: Tensor,
+    coef: Tensor,
+    slopes: Tensor,
+    weights: Tensor | None,
+    metric: Tensor | None,
+) -> Tensor | None:
+    r"""The sum over pairs; None if rounding may have left too few digits of it.
+
+    With :math:`H = P \circ W^\top W`, which is positive semidefinite, the Frobenius
+    norm of the first sum's terms is at most :math:`t = \sum_j H_{jj} \|x_j\|^2`, that
+    of the third one's is :math:`s = \sum_i \|(W a)_i\|^2 \|x_i\|^2` or less, and that
+    of the second one's is at most :math:`\sqrt{s t}`. Rounding moves the result by
+    about :math:`\epsilon (\sqrt{s} + \sqrt{t})^2` (measured: a tenth of it).
+    """
     if weights is not None:
         slopes.mul_(weights.sqrt()[:, None])
     sums = slopes @ coef
@@ -270,15 +308,25 @@ def _paired(
         table = (sums[rows] @ coef.T).mul_(slopes[rows])
         cross += x[rows].T @ (table @ centers)
     total -= cross + cross.T
+    diagonal = [coef.new_empty(0)]
     for rows in spans(len(centers), height):
         # Only the block row up to the diagonal: the rest is its transpose.
         before, upto = slice(0, rows.start), slice(0, rows.stop)
         table = slopes[:, rows].T @ slopes[:, upto]
         table.mul_(coef[rows] @ coef[upto].T)
+        diagonal.append(table[:, rows].diagonal())
         own = centers[rows].T @ (table[:, rows] @ centers[rows])
         mixed = centers[rows].T @ (table[:, before] @ centers[before])
         total += own + mixed + mixed.T
-    return total
+    # a diagonal metric scales the coordinates of all gradients later
+    scale = torch.ones_like(x[0])
+    if metric is not None and metric.ndim == 1:
+        scale = metric.square()
+    first = torch.cat(diagonal) @ (centers.square() @ scale)
+    third = sums.square().sum(1) @ (x.square() @ scale)
+    error = torch.finfo(x.dtype).eps * (first.sqrt() + third.sqrt()).square()
+    enough = error <= _MOST_ERROR[x.dtype] * (total.diagonal() @ scale)
+    return total if bool(enough) else None
 
 
 def _slope_matrix(kernel: Radial, points: Sides, centers: Sides) -> Tensor:

@@ -113,7 +113,7 @@ class Radial(Kernel):
         # At infinity every slope is exactly zero, so that is where u = 0 goes.
         squared = self._squared_(rows, columns, out)
         torch.threshold_(squared, 0.0, math.inf)
-        return self._slope_(squared, scratch)
+        return self.slope_(squared, scratch)
 
     def values_and_slopes_(
         self, rows: Sides, columns: Sides, values: Tensor, slopes: Tensor
@@ -130,7 +130,8 @@ class Radial(Kernel):
     def _profile_(self, squared: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def _slope_(self, squared: Tensor, scratch: Tensor) -> Tensor: ...
+    def slope_(self, squared: Tensor, scratch: Tensor) -> Tensor:
+        r"""Overwrite squared distances by :math:`w`, which falls as they grow."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,8 @@ class Laplace(Radial):
             return squared.sqrt_().neg_().exp_()
         return squared.pow_(self.exponent / 2).neg_().exp_()
 
-    def _slope_(self, squared: Tensor, scratch: Tensor) -> Tensor:
+    def slope_(self, squared: Tensor, scratch: Tensor) -> Tensor:
+        r""":math:`q u^{q/2 - 1} e^{-u^{q/2}}`."""
         if self.exponent == 1:
             root = squared.sqrt_()
             torch.neg(root, out=scratch).exp_()
@@ -232,7 +234,8 @@ class Gaussian(Radial):
     def _profile_(self, squared: Tensor) -> Tensor:
         return squared.mul_(-0.5).exp_()
 
-    def _slope_(self, squared: Tensor, scratch: Tensor) -> Tensor:
+    def slope_(self, squared: Tensor, scratch: Tensor) -> Tensor:
+        """The same as the value."""
         return squared.mul_(-0.5).exp_()
 
 
@@ -255,19 +258,21 @@ class ProductLaplace(Kernel):
 
     def sides(self, x: Tensor, metric: Tensor | None) -> Sides:
         """Placed points, twice."""
-        placed = self.placed(x, metric)
-        return Sides(placed, placed)
+        root = None if metric is None else metric_root(metric)
+        placed = self.placed(x, root)
+        if root is None or root.ndim == 1:
+            return Sides(placed, placed)
+        return Sides(placed, placed, (x, root))
 
-    def placed(self, x: Tensor, metric: Tensor | None) -> Tensor:
+    def placed(self, x: Tensor, root: Tensor | None) -> Tensor:
         """Where points stand once the metric's root and the bandwidth are applied."""
-        if metric is None or metric.ndim == 1:
-            root = None if metric is None else metric_root(metric)
+        if root is None or root.ndim == 1:
             return through_metric(x, root) / self.bandwidth
         # Column by column, not as one product, in which a row's last bits depend on
         # where it stands: a point and its duplicates must come to the same place. The
         # root of the metric costs more.
         placed = torch.zeros_like(x)
-        for column, row in zip(x.T, metric_root(metric), strict=True):
+        for column, row in zip(x.T, root, strict=True):
             placed.addcmul_(column[:, None], row)
         return placed / self.bandwidth
 

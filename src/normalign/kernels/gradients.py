@@ -12,6 +12,7 @@ at many points; autograd through the kernel is not needed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -22,7 +23,7 @@ from normalign.kernels import compiled
 from normalign.kernels.arguments import require_expansion
 from normalign.kernels.functions import Kernel, ProductLaplace, Radial
 from normalign.kernels.metric import metric_root, through_metric
-from normalign.kernels.sides import Sides, middle
+from normalign.kernels.sides import NEAR, Sides, middle
 from normalign.kernels.tiles import spans, square_spans, tile_shape
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
 # make them by tensors, some ten milliseconds.
 _MANY = 1 << 22
 _COLUMNS = 1 << 24  # entries of a table of outer products a_j (x_j, 1)^T held at once
+_PAIRS = 1 << 22  # entries of the gradients of near pairs held at once
 
 
 def expansion(
@@ -258,23 +260,60 @@ def _product_gradients(
 ) -> Iterator[tuple[slice, Tensor]]:
     """One coordinate at a time: the sign of its difference times the kernel.
 
-    A difference that is no more than rounding has no sign: the root of a metric mixes
-    even columns that have nothing to do with each other, by a last bit.
+    Where the root of a full metric has mixed the coordinates, a difference that is no
+    more than rounding has no sign: that of the sums (3 roundings at most, of random
+    points with up to 100 columns), and, because the root mixes even columns that have
+    nothing to do with each other, that of the other differences of the pair.
     """
     height, width = tile_shape(points.device)
-    d = points.left.shape[1]
-    noise = torch.finfo(coef.dtype).eps * (8 + 2 * d**0.5)
+    d, eps = points.left.shape[1], torch.finfo(coef.dtype).eps
     for rows in spans(len(points), height):
         part = points[rows]
         total = coef.new_zeros(d, len(part), coef.shape[1])
         for columns in spans(len(centers), width):
             other = centers[columns]
             tile = coef.new_empty(len(part), len(other))
-            kernel.values_(part, other, tile)
-            sizes = part.left.abs().amax(1)[:, None] + other.right.abs().amax(1)
-            sizes.mul_(noise)
+            kernel.distances_(part, other, tile)
+            sizes = None
+            if part.mixed is not None and other.mixed is not None:
+                sizes = part.left.abs().amax(1)[:, None] + other.right.abs().amax(1)
+                pairs = (tile <= NEAR[tile.dtype] * sizes).nonzero(as_tuple=True)
+                values = tile[pairs].neg_().exp_()
+                placing = part.mixed[0], other.mixed[0], part.mixed[1]
+                _add_near_(total, pairs, values, coef[columns], kernel, *placing)
+                sizes.mul_((3 + d**0.5 / 4) * eps).add_(tile, alpha=8 * eps)
+                tile[pairs] = math.inf  # they have been counted
+            tile.neg_().exp_()
             for axis in range(d):
                 towards = other.right[None, :, axis] - part.left[:, axis, None]
-                sign = torch.sign(towards).mul_(towards.abs_() > sizes)
-                total[axis].addmm_(sign.mul_(tile), coef[columns])
+                if sizes is not None:
+                    towards.mul_(towards.abs() > sizes)
+                total[axis].addmm_(towards.sign_().mul_(tile), coef[columns])
         yield rows, total.permute(1, 2, 0)
+
+
+def _add_near_(
+    total: Tensor,
+    pairs: tuple[Tensor, ...],
+    values: Tensor,
+    coef: Tensor,
+    kernel: ProductLaplace,
+    x: Tensor,
+    centers: Tensor,
+    root: Tensor,
+) -> None:
+    """Add near pairs to sums of shape (d, n, k): differences first, then the root.
+
+    Of the difference of two placed points too few digits would be left.
+    """
+    noise = torch.finfo(coef.dtype).eps * 8
+    size = max(_PAIRS // max(root.shape[0] * coef.shape[1], 1), 1)
+    for some in spans(len(values), size):
+        i, j = (part[some] for part in pairs)
+        apart = centers[j] - x[i]
+        differ = apart.any(1)  # no duplicates, which may be many
+        i, j = i[differ], j[differ]
+        towards = kernel.placed(apart[differ], root)
+        towards.mul_(towards.abs() > noise * towards.abs().sum(1, keepdim=True))
+        weighted = values[some][differ, None] * coef[j]
+        total.index_add_(1, i, towards.sign_().T[:, :, None] * weighted)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from normalign._checks import complaint
+from normalign._checks import complaint, require
 from normalign.kernels.digits import LOST_SHARE, lost_digits, lost_share
 from normalign.kernels.gradients import expansion_of_sides
 from normalign.kernels.memory import (
@@ -48,12 +48,14 @@ class IterativeSolution:
         solved: Solved,
         columns: Callable[[Tensor], Tensor],
         at_once: int,
+        require_progress: Callable[[bool], None],
     ) -> None:
         self.coef = coef
         self.solved = solved
         self.spare: Spare = self
         self._columns: Callable[[Tensor], Tensor] | None = columns
         self._at_once = at_once
+        self._require_progress = require_progress
 
     def forget(self) -> None:
         """Give up what the inverse is made by: a preconditioner as large as allowed."""
@@ -71,7 +73,10 @@ class IterativeSolution:
             picked = some, torch.arange(len(some), device=rows.device)
             unit[picked] = 1
             found.append(columns(unit)[picked])
-        return torch.cat(found).to(self.coef.dtype)
+        diagonal = torch.cat(found)
+        # of a definite matrix; a column without progress is zero
+        self._require_progress(bool((diagonal > 0).all()))
+        return diagonal.to(self.coef.dtype)
 
     def next_metric(self, weights: Tensor | None) -> None:
         """Nothing is at hand that it could be made of."""
@@ -94,6 +99,11 @@ def solve_iteratively(
     ``solver.max_steps`` in all, what is returned is the best that was met, and it says
     so. Coefficients that are too large for float32 stay float64 where a machine in
     float64 fits the limit. What ``spare`` kept is given up.
+
+    Raises
+    ------
+    ValueError
+        If no step came nearer to a solution than zeros are.
     """
     if spare is not None:
         spare.release()
@@ -114,7 +124,17 @@ def solve_iteratively(
             products[1], b, precondition, tolerance, max_steps, begun=begun
         )
 
+    least = f"{float(system.ridges.min()):.1e}"
+
+    def require_progress(progress: bool) -> None:
+        require(
+            progress, solver.callee, "ridge",
+            "large enough for conjugate gradients to approach a solution", least,
+            'Raise ridge, or use solver="cholesky".',
+        )  # fmt: skip
+
     coef, steps, residual = solved(y.double(), solver.tolerance, solver.max_steps)
+    require_progress(residual < 1)  # that of zeros
     converged, dtype, cautions = residual <= solver.tolerance, y.dtype, []
     if not converged:
         cautions.append(
@@ -138,6 +158,7 @@ def solve_iteratively(
         told,
         lambda unit: solved(unit, 1e-2, 100)[0],
         at_once=min(max(needs.k, FEWEST_COLUMNS) + spared, _COLUMNS_AT_ONCE),
+        require_progress=require_progress,
     )
 
 

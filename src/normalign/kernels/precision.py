@@ -19,6 +19,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from normalign._torch_flags import changed
 from normalign.kernels.cuda import HALVES, kernels_for
 
 __all__ = [
@@ -34,23 +35,12 @@ _KEPT = -(1 << 13)  # the bits that TF32 keeps: sign, exponent, ten of the fract
 
 
 @contextmanager
-def _float32_products(how: str) -> Iterator[None]:
-    setting = torch.backends.cuda.matmul
-    before = setting.fp32_precision
-    setting.fp32_precision = how
-    try:
-        yield
-    finally:
-        setting.fp32_precision = before
-
-
-@contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
     """Compute float32 products in float32 on this device, whatever else is allowed."""
     if device.type != "cuda":
         yield
         return
-    with _float32_products("ieee"):
+    with changed(cuda_matmul_precision="ieee"):
         yield
 
 
@@ -132,7 +122,7 @@ def subtract_product_(target: Tensor, rows: Factor, columns: Factor) -> Tensor:
     """``target -= rows @ columns^T``, in place."""
     if len(rows.parts) == 2:
         (high, low), (other_high, other_low) = rows.parts, columns.parts
-        with _float32_products("tf32"):
+        with changed(cuda_matmul_precision="tf32"):
             target.addmm_(high, other_high.T, alpha=-1)
             target.addmm_(high, other_low.T, alpha=-1)
             return target.addmm_(low, other_high.T, alpha=-1)
@@ -173,7 +163,7 @@ def multiply_(rows: Tensor, matrix: Tensor, cut: Tensor | None = None) -> Tensor
     kernels, width = kernels_for(rows), rows.shape[1]
     even = width % 4 == 0 and rows.is_contiguous() and _has_tensor_cores(rows)
     if kernels is not None and cut is not None and even:
-        with _float32_products("tf32"):
+        with changed(cuda_matmul_precision="tf32"):
             return torch.mm(kernels.tf32(rows), cut, out=rows)
     minus = torch.zeros_like(rows)
     subtract_product_(minus, Factor(rows), Factor(matrix.T))

@@ -39,13 +39,18 @@ class Sides:
     left, right : Tensor of shape (n, q)
         The product of one point's ``left`` and another's ``right`` is what a tile is
         made of.
+    mixed : tuple of Tensor of shape (n, d) and (d, d), optional
+        The points, and the matrix that has mixed their coordinates in both tables, with
+        a rounding error for each product.
     """
 
     left: Tensor
     right: Tensor
+    mixed: tuple[Tensor, Tensor] | None = None
 
     def __getitem__(self, rows: slice | Tensor) -> Sides:
-        return Sides(self.left[rows], self.right[rows])
+        mixed = None if self.mixed is None else (self.mixed[0][rows], self.mixed[1])
+        return Sides(self.left[rows], self.right[rows], mixed)
 
     def __len__(self) -> int:
         return len(self.left)

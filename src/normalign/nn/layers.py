@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normalign._checks import require
-from normalign.nn.mlp import uniform_linear_
+from normalign.nn.dense import uniform_linear_
 
 __all__ = ["Standardise", "convolution", "initialise_"]
 

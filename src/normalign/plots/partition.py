@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normalign._checks import require, require_kind
-from normalign.geometry.partition import Partition, Slice, partition
+from normalign.geometry.tiling import Partition, Slice, partition
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +39,7 @@ def plot_partition(
     Parameters
     ----------
     model_or_partition : torch.nn.Module or Partition
-        A model is cut first, see :func:`normalign.geometry.partition.partition`.
+        A model is cut first, see :func:`normalign.geometry.partition`.
     slice_, bounds
         Of the partition, if a model is given.
     color : {"region", "slope_norm", "class"} or Tensor of shape (regions,) or

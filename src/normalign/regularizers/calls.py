@@ -9,7 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from normalign._checks import require, require_kind
-from normalign.geometry.quirks import named_modules, refuse_mixing, unwrapped
+from normalign.geometry.quirks import (
+    named_modules,
+    refuse_mixing,
+    remedy_for,
+    unwrapped,
+)
 from normalign.regularizers.eager import EagerPass
 from normalign.regularizers.forms import PenaltyForm
 from normalign.regularizers.formulas import Noise, penalty
@@ -124,7 +129,8 @@ def place_of(model: Model, form: PenaltyForm, callee: str) -> Place | None:
 
 def check_call(model: Model, x: Tensor, form: PenaltyForm, callee: str) -> None:
     """Refuse what cannot be penalised, with the remedy."""
-    require_kind(callable(model), callee, "model", "callable", model)
+    remedy = remedy_for(model)
+    require_kind(callable(model), callee, "model", "callable", model, remedy)
     require_kind(isinstance(x, Tensor), callee, "x", "a tensor", x)
     inside = form.at is not None and form.estimator != "nuclear"
     if not x.is_floating_point() and not inside:

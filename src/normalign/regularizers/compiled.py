@@ -6,15 +6,16 @@ import contextlib
 import math
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normalign._checks import complaint
+from normalign._torch_flags import changed
+from normalign.geometry.quirks import ATTENTION_BY_PRODUCTS
 from normalign.regularizers.calls import Call
 from normalign.regularizers.forms import PenaltyForm
 from normalign.regularizers.formulas import Noise, given_noise, penalty, widened
@@ -112,7 +113,8 @@ class CompiledCall:
         noise = _stacked(draws, self.form.n_probes)
         state, place = {**parameters, **buffers}, self._eager.place
         heard = contextlib.nullcontext() if place is None else place.listening()
-        with _attention_by_products(), heard:
+        # Traced as matrix products, attention has every derivative.
+        with changed(**ATTENTION_BY_PRODUCTS), heard:
             return self._run(model, state, x, noise, self.form, place)
 
     def _give_up(self, reason: str, *, depth: int) -> None:
@@ -169,18 +171,6 @@ def _stacked(draws: Sequence[Tensor], n_probes: int) -> Tensor | None:
     flat, blocks = [draw.flatten(1) for draw in draws], len(draws) // n_probes
     rows = [torch.cat(flat[i : i + blocks], 1) for i in range(0, len(flat), blocks)]
     return torch.stack(rows)
-
-
-@contextlib.contextmanager
-def _attention_by_products() -> Iterator[None]:
-    """Have attention traced as matrix products, which have every derivative."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def _situation(model: nn.Module, x: Tensor) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from normalign._checks import require, require_kind
-from normalign.geometry.quirks import attention_with_derivatives
+from normalign.geometry.quirks import TORCH_ONLY, attention_with_derivatives
 from normalign.regularizers.passes import Pullable, SameDraws
 from normalign.regularizers.places import Place
 from normalign.regularizers.second_order import LeanOperations, lean_operations
@@ -291,7 +291,8 @@ def _goes_around(output: Tensor, barrier: Any, start: Tensor) -> bool:
 def check_output(output: Any, x: Tensor, callee: str) -> None:
     """Refuse outputs that have no real numbers for each sample."""
     tensor = isinstance(output, Tensor)
-    require_kind(tensor, callee, "model", "a function into tensors", output)
+    remedy = TORCH_ONLY if hasattr(output, "__array__") else ""
+    require_kind(tensor, callee, "model", "a function into tensors", output, remedy)
     if not output.is_floating_point():
         rule, remedy = "a function into floating point tensors", ""
         if output.is_complex():

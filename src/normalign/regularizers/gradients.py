@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normalign._checks import complaint, require
-from normalign.geometry.quirks import rounding
+from normalign.geometry.quirks import NOT_TORCH, TORCH_ONLY, rounding
 from normalign.regularizers.forms import PenaltyForm
 from normalign.regularizers.formulas import LEAST_SQUARE
 
@@ -89,6 +89,10 @@ def explained(callee: str) -> Iterator[None]:
             rule, name = "twice differentiable", missing[1].removeprefix("aten::")
             got = f"an operation without a second derivative, {name}"
             message = complaint(callee, "model", rule, got, _REMEDY)
+            raise ValueError(message) from error
+        if NOT_TORCH in text:
+            rule, got = "differentiable in x", "one that leaves torch for NumPy"
+            message = complaint(callee, "model", rule, got, TORCH_ONLY)
             raise ValueError(message) from error
         if "use_reentrant" in text:
             rule, got = "checkpointed with use_reentrant=False", "use_reentrant=True"

@@ -1,7 +1,7 @@
 """Attacks on classifiers, and whether to believe them.
 
 ========================  ==========================================================
-`pgd.py`                  `pgd`: projected gradient ascent, all radii at once
+`ascent.py`               `pgd`: projected gradient ascent, all radii at once
 `attack.py`               `Attack`: what it found; `attack_success_rate`
 `masking.py`              `masking_report`: does the attack fail for its own reasons?
 `minimal.py`              `minimal_radius`: the smallest radius that breaks a sample
@@ -13,10 +13,10 @@
 ========================  ==========================================================
 """
 
+from normalign.robustness.ascent import pgd
 from normalign.robustness.attack import Attack, attack_success_rate
 from normalign.robustness.masking import Check, MaskingReport, masking_report
 from normalign.robustness.minimal import minimal_radius
-from normalign.robustness.pgd import pgd
 from normalign.robustness.steps import cosine_steps
 
 __all__ = [

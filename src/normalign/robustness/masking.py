@@ -20,15 +20,15 @@ from torch import Tensor
 from normalign._checks import module_of_extra, require, require_kind
 from normalign.geometry.chunks import ChunkSize
 from normalign.geometry.local_map import LocalMap
-from normalign.robustness.attack import Attack
-from normalign.robustness.balls import Ball, Bound, drawn_in, unit_offsets
-from normalign.robustness.losses import Loss, check_loss
-from normalign.robustness.pgd import (
+from normalign.robustness.ascent import (
     checked_generator,
     checked_radii,
     checked_range,
     pgd,
 )
+from normalign.robustness.attack import Attack
+from normalign.robustness.balls import Ball, Bound, drawn_in, unit_offsets
+from normalign.robustness.losses import Loss, check_loss
 from normalign.robustness.routes import has_closed_form
 from normalign.robustness.steps import StepSize
 from normalign.robustness.target import Target, require_model, undisturbed

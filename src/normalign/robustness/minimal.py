@@ -12,14 +12,14 @@ from torch import Tensor
 from normalign._checks import as_float, require, require_kind
 from normalign.geometry.chunks import ChunkSize
 from normalign.geometry.local_map import LocalMap
-from normalign.robustness.balls import NORMS, Ball, Bound, distance, unit_offsets
-from normalign.robustness.losses import Loss, check_loss
-from normalign.robustness.pgd import (
+from normalign.robustness.ascent import (
     Ascent,
     check_choice,
     checked_generator,
     checked_range,
 )
+from normalign.robustness.balls import NORMS, Ball, Bound, distance, unit_offsets
+from normalign.robustness.losses import Loss, check_loss
 from normalign.robustness.routes import has_closed_form
 from normalign.robustness.steps import StepSize, require_count, shares
 from normalign.robustness.target import Target, require_model, undisturbed

@@ -16,7 +16,11 @@ from normalign.geometry.jacobian import check_batch
 from normalign.geometry.linearize import Linearization
 from normalign.geometry.local_map import LocalMap
 from normalign.geometry.margin import as_labels
-from normalign.geometry.quirks import frozen_randomness, has_recurrence
+from normalign.geometry.quirks import (
+    frozen_randomness,
+    has_recurrence,
+    recurrence_with_derivatives,
+)
 
 __all__ = ["Autograd", "ClosedForm", "Cotangent", "Route", "has_closed_form"]
 
@@ -118,9 +122,8 @@ class Autograd:
         with contextlib.ExitStack() as stack:
             if self._map.random:  # the same sub-network in every pass
                 stack.enter_context(frozen_randomness())
-            if has_recurrence(self._map.model):
-                # Fused recurrent kernels have no derivative in evaluation mode.
-                stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+            if has_recurrence(self._map.model):  # for the backward pass, too
+                stack.enter_context(recurrence_with_derivatives())
             yield
 
 

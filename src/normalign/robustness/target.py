@@ -14,7 +14,7 @@ from torch import Tensor
 from normalign._checks import require, require_kind
 from normalign.geometry.chunks import ChunkPlan, ChunkSize
 from normalign.geometry.local_map import LocalMap
-from normalign.geometry.quirks import frozen_randomness
+from normalign.geometry.quirks import frozen_randomness, remedy_for
 from normalign.robustness.losses import Aim, Loss, aim_at
 from normalign.robustness.routes import Autograd, ClosedForm, Route, has_closed_form
 
@@ -36,12 +36,9 @@ def require_model(callee: str, model: Any) -> None:
         "An attack breaks labels, which numbers are not: bin the targets, and fit a "
         "classifier.",
     )  # fmt: skip
-    remedy = ""
-    if hasattr(model, "predict"):
-        remedy = (
-            "Attack as_torch(model), whose labels are positions in model.classes_; a "
-            "forest, say, has no gradients to climb."
-        )
+    remedy = remedy_for(model)
+    if "as_torch" in remedy:
+        remedy += " Labels are then positions in model.classes_."
     if hasattr(model, "steps"):
         remedy = (
             "Of a pipeline attack the last step, at what it sees: "

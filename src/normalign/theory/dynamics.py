@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import jvp
 
 from normalign._checks import require
-from normalign.geometry.quirks import outside_inference_mode
+from normalign.geometry.quirks import forward_mode, outside_inference_mode
 
 __all__ = [
     "CentroidAcceleration",
@@ -233,7 +233,7 @@ def centroid_acceleration(
     def rate(first: Tensor, second: Tensor) -> Tensor:
         return centroid_velocity(first, second, x, train_x, residual)
 
-    with outside_inference_mode():
+    with outside_inference_mode(), forward_mode():
         value, kernel = jvp(rate, (w1, w2), velocities)[:2]
     if residual_velocity is None:
         return CentroidAcceleration(kernel, value.new_zeros(value.shape))

@@ -8,9 +8,9 @@ from normalign.training.checkpoint import CheckpointRefused
 from normalign.training.ensemble import Ensemble, Member
 from normalign.training.history import History
 from normalign.training.loop import Split, accuracy, is_evaluated, train
-from normalign.training.measures import stacked_geometry
 from normalign.training.reduction import SpanReduction, span_reduction
 from normalign.training.stack import Measure, Stack
+from normalign.training.stack_geometry import stacked_geometry
 from normalign.training.together import Trained, train_together
 from normalign.training.tuning import TunedWeight, tune_weight
 

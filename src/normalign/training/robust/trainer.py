@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normalign._checks import require, require_kind
+from normalign._torch_flags import changed
 from normalign.training.checkpoint import read_checkpoint, write_checkpoint
 from normalign.training.history import History
 from normalign.training.identity import (
@@ -45,17 +45,6 @@ _WORTH_COMPILING = 10_000
 
 def _at_the_end(epoch: int) -> bool:
     return False
-
-
-@contextmanager
-def _fastest_kernels() -> Iterator[None]:
-    """Let cuDNN try its convolutions out on shapes that it has not seen."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 class RobustTrainer:
@@ -233,7 +222,8 @@ class RobustTrainer:
         """Take the next step."""
         begun = time.perf_counter()
         epoch, i = self._done // self._steps + 1, self._done % self._steps
-        with _fastest_kernels():
+        # cuDNN tries its convolutions out on shapes that it has not seen.
+        with changed(cudnn_benchmark=True):
             self._take(epoch, i)
         self._done += 1
         self._seconds += time.perf_counter() - begun

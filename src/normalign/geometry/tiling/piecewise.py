@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from normalign._checks import complaint, require, require_kind
-from normalign.geometry.partition.steps import (
+from normalign.geometry.quirks import unwrapped
+from normalign.geometry.tiling.steps import (
     Affine,
     Kinked,
     Maximum,
     PiecewiseAffine,
     Step,
 )
-from normalign.geometry.partition.tracing import Constant, Operation, operations
-from normalign.geometry.quirks import unwrapped
+from normalign.geometry.tiling.tracing import Constant, Operation, operations
 
 __all__ = ["Residual", "piecewise_affine"]
 

@@ -6,9 +6,9 @@ from torch import nn
 
 from normalign import local_geometry
 from normalign.training import Member
-from normalign.training.measures import stacked_geometry
 from normalign.training.networks import StackedChains, StackedModules
 from normalign.training.rules import SGD, AdamW
+from normalign.training.stack_geometry import stacked_geometry
 from tests.training.ensembles import GENERAL, built, chains, ensemble, task
 
 COLUMNS = (
@@ -89,7 +89,9 @@ def test_the_default_chunk_bounds_the_jacobians_that_are_held(monkeypatch):
         return found
 
     monkeypatch.setattr(StackedChains, "jacobians", watched)
-    monkeypatch.setattr("normalign.training.measures.BUDGET", 4 * 2 * 5 * 3 * 6 * 8)
+    monkeypatch.setattr(
+        "normalign.training.stack_geometry.BUDGET", 4 * 2 * 5 * 3 * 6 * 8
+    )
     data = task()
     at_the_start(chains(2), data, stacked_geometry(data.x_train))
     assert max(held) == 2 * 5 * 3 * 6 * 8  # 5 samples, and three copies beside them

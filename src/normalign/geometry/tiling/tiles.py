@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from normalign._checks import require, require_kind
-from normalign.geometry.partition.cuts import upper_envelopes
-from normalign.geometry.partition.piecewise import piecewise_affine
-from normalign.geometry.partition.polygons import Polygons, locator
-from normalign.geometry.partition.slices import Slice
-from normalign.geometry.partition.subdivision import (
+from normalign.geometry.quirks import unwrapped
+from normalign.geometry.tiling.cuts import upper_envelopes
+from normalign.geometry.tiling.piecewise import piecewise_affine
+from normalign.geometry.tiling.polygons import Polygons, locator
+from normalign.geometry.tiling.slices import Slice
+from normalign.geometry.tiling.subdivision import (
     BATCH_SIZE,
     NOISE,
     RESOLUTION,
     Subdivision,
     on_vertices,
 )
-from normalign.geometry.quirks import unwrapped
 
 __all__ = [
     "ClassCells",

@@ -12,9 +12,9 @@
 ==================  ================================================================
 """
 
-from normalign.geometry.partition.piecewise import Residual
-from normalign.geometry.partition.slices import Slice
-from normalign.geometry.partition.tiles import (
+from normalign.geometry.tiling.piecewise import Residual
+from normalign.geometry.tiling.slices import Slice
+from normalign.geometry.tiling.tiles import (
     ClassCells,
     DecisionBoundaries,
     LevelSets,

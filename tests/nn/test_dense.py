@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from normalign.nn.mlp import ACTIVATIONS, mlp
+from normalign.nn.dense import ACTIVATIONS, mlp
 
 
 def generator(seed: int = 0) -> torch.Generator:

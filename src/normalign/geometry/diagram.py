@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from normalign._checks import describe, require, require_kind
+from normalign.geometry.quirks import in_own_precision
 
 __all__ = ["PowerDiagram", "power_diagram"]
 
@@ -26,6 +27,7 @@ class PowerDiagram(NamedTuple):
     radius: Tensor
 
 
+@in_own_precision
 def power_diagram(jacobian: Tensor, offset: Tensor) -> PowerDiagram:
     r"""Centroid and radius of each sample's tile.
 

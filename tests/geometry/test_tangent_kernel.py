@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from normalign.geometry.ntk import ntk
+from normalign.geometry.tangent_kernel import ntk
 
 
 def naive_ntk(model, x, z, names=None):
@@ -143,7 +143,7 @@ def test_a_tiny_memory_budget_gives_the_same_kernel():
 
 def test_blocks_of_jacobians_stay_inside_the_memory_budget(monkeypatch):
     # The folder exports the function under the module's name.
-    tangents = importlib.import_module("normalign.geometry.ntk")._Tangents
+    tangents = importlib.import_module("normalign.geometry.tangent_kernel")._Tangents
     seen = []
     original = tangents.jacobian
 
@@ -230,3 +230,18 @@ def test_auto_takes_the_other_way_where_there_is_no_forward_rule():
     model = nn.Sequential(layer, nn.Tanh(), nn.Linear(6, 5)).double()
     x = torch.randn(2, 4, dtype=torch.float64)
     torch.testing.assert_close(ntk(model, x), ntk(model, x, method="contraction"))
+
+
+def test_group_norm_on_channels_last():
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 2)
+    ).double()
+    x = torch.randn(2, 2, 6, 6, dtype=torch.float64)
+    last = x.contiguous(memory_format=torch.channels_last)
+    for method in ("contraction", "products"):
+        torch.testing.assert_close(ntk(model, last, method=method), ntk(model, x))
+
+
+def test_tokens():
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2)).double()
+    assert ntk(model, torch.randint(0, 5, (3, 2))).shape == (3, 3, 2, 2)

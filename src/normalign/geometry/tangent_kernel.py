@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -12,16 +13,23 @@ from torch.func import functional_call, jacrev, jvp, vjp, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from normalign._checks import require, require_kind
+from normalign.geometry.independence import check_rows_are_independent
+from normalign.geometry.local_map import LocalMap
 from normalign.geometry.quirks import (
     attention_with_derivatives,
+    forward_mode,
     has_recurrence,
     refuse_mixing,
+    remedy_for,
     unwrapped,
 )
 
 __all__ = ["ntk"]
 
 Params = dict[str, Tensor]
+
+# Parameters are exchanged inside the module itself, by one thread at a time.
+_SWAPPED = threading.RLock()
 
 _METHODS = ("auto", "contraction", "products")
 # Besides the two blocks of Jacobians that are kept, vmap and reshaping hold copies.
@@ -85,6 +93,11 @@ def ntk(
         Entry ``[i, j, a, b]`` is the inner product of the gradients of output a at
         ``x[i]`` and of output b at ``z[j]``.
 
+    Notes
+    -----
+    Threads may call it at once, but not while others run the same model: its
+    parameters are exchanged for a moment.
+
     Raises
     ------
     TypeError
@@ -100,14 +113,32 @@ def ntk(
     """
     network = unwrapped(model)
     require_kind(
-        isinstance(network, nn.Module), "ntk", "model", "an nn.Module", network
-    )
+        isinstance(network, nn.Module), "ntk", "model", "an nn.Module", network,
+        remedy_for(network),
+    )  # fmt: skip
     assert isinstance(network, nn.Module)
+    with _SWAPPED:
+        return _kernel(network, x, z, params, method, chunk_size, memory_budget)
+
+
+def _kernel(
+    network: nn.Module,
+    x: Tensor,
+    z: Tensor | None,
+    params: Iterable[str] | None,
+    method: str,
+    chunk_size: int | str,
+    memory_budget: int,
+) -> Tensor:
     _check(network, method, chunk_size, memory_budget)
     names = _chosen_names(network, params)
+    local_map = LocalMap(network, callee="ntk")
     with torch.inference_mode(False), attention_with_derivatives():
-        tangents = _Tangents.of(network, names, _usable(x))
-        other = None if z is None else _usable(z)
+        x = _points(x)
+        other = None if z is None else _points(z)
+        for points in (x,) if other is None else (x, other):
+            check_rows_are_independent(local_map, points, memory_budget)
+        tangents = _Tangents.of(network, names, x)
         block = None if chunk_size == "auto" else int(chunk_size)
         chosen = tangents.cheaper_method(memory_budget) if method == "auto" else method
         if chosen == "products":
@@ -226,7 +257,8 @@ class _Tangents:
 
     def _pushed(self, points: Tensor, direction: Params) -> Tensor:
         function = partial(self.outputs, points=points)
-        return jvp(function, (self.params,), (direction,))[1]
+        with forward_mode():
+            return jvp(function, (self.params,), (direction,))[1]
 
 
 def _rows(result: Tensor) -> Tensor:
@@ -246,6 +278,11 @@ def _blocks(total: int, size: int) -> Iterator[slice]:
 def _usable(tensor: Tensor) -> Tensor:
     """The tensor without history, and usable in derivatives."""
     return tensor.clone() if tensor.is_inference() else tensor.detach()
+
+
+def _points(x: Tensor) -> Tensor:
+    # Normalisation on channels last has no forward mode.
+    return _usable(x).contiguous()
 
 
 def _chosen_names(network: nn.Module, params: Iterable[str] | None) -> list[str]:
