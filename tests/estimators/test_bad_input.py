@@ -313,7 +313,7 @@ def test_wrong_columns_at_predict_are_refused(kind):
     names = list("abcd")
     machine = kind(n_iter=0).fit(pd.DataFrame(X, columns=names), answers(kind))
     fresh = pd.DataFrame(FRESH, columns=names)
-    form = rf"(?s)^{kind.__name__}: X must be a table as in fit, got a DataFrame\. .*"
+    form = rf"(?s)^{kind.__name__}: X must be a table as in fit, got a DataFrame of .*"
     with pytest.raises(ValueError, match=form + "names.*seen at fit time.*missing"):
         machine.predict(fresh.drop(columns="b"))
     with pytest.raises(ValueError, match="unseen at fit time"):
@@ -335,16 +335,27 @@ def test_wrong_columns_at_predict_are_refused(kind):
         ("table", ValueError, r"'table'\. could not convert"),
         ({"a": [1]}, TypeError, r"\{'a': \[1\]\}\. "),
         ([[1], [2, 3]], ValueError, r"\[\[1\], \[2, 3\]\]\. .*inhomogeneous"),
+        (
+            pd.DataFrame(),
+            ValueError,
+            r"shape \(0, 0\)\. Found array with 0",
+        ),
+        (pd.DataFrame(X[:0]), ValueError, r"shape \(0, 4\)\. Found array with 0"),
+        (
+            pd.DataFrame(index=range(N)),
+            ValueError,
+            r"shape \(60, 0\)\. Found array",
+        ),
         (pd.Series(X[:, 0]), ValueError, r"a float64 Series of shape \(60,\)\. "),
         (
             pd.DataFrame(X, columns=["a", 1, "b", 2]),
             TypeError,
-            r"a DataFrame\. Feature names are only supported if all .* string",
+            r"shape \(60, 4\)\. Feature names are only supported if all .* string",
         ),
     ],
     ids=[
         *("column", "cube", "no rows", "no columns", "None", "text", "dict", "ragged"),
-        *("series", "names"),
+        *("empty frame", "frame of no rows", "frame of no columns", "series", "names"),
     ],
 )
 def test_what_is_no_table_is_refused_in_the_house_form(table, error, words):
