@@ -368,6 +368,22 @@ def test_what_is_no_table_is_refused_in_the_house_form(table, error, words):
             machine.predict(table)
 
 
+@pytest.mark.parametrize("kind", [*ESTIMATORS, RFAMClassifierCV, RFAMRegressorCV])
+@pytest.mark.parametrize("piped", [False, True])
+def test_whatever_is_empty_or_of_another_length_is_refused(kind, piped):
+    machine = make_tabular_pipeline(kind()) if piped else kind()
+    nothing = ([], [[]], None, 3.0, "table", X[:, :, None], pd.DataFrame(), [[1], []])
+    callee = "make_tabular_pipeline" if piped else kind.__name__
+    for table in nothing:
+        with pytest.raises(
+            ValueError, match=rf"(?s)^{callee}: X must be a table .*got"
+        ):
+            machine.fit(table, [0, 1])
+    for y in ([], [[]], None, 1, "text", [0, 1], [None] * N, np.zeros((N, 1, 1))):
+        with pytest.raises(ValueError, match=rf"^{kind.__name__}: y must be .*, got"):
+            machine.fit(X, y)
+
+
 RECORDS = np.array([(1, 2.0), (2, 1.0)], dtype=[("a", "i4"), ("b", "f8")])
 
 

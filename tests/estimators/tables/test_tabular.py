@@ -283,6 +283,7 @@ SAME = {
     "floats": [1.0, 0.0, 1.0],
     "single precision": np.array([1, 0, 1], dtype=np.float32),
     "decimals": [Decimal("1.00"), Decimal(0), Decimal(1)],
+    "quotients": [Fraction(1), Fraction(0), Fraction(2, 2)],
     "words": ["True", "False", "True"],
     "digits": ["1", "0", "1"],
     "bytes": [b"True", b"False", b"True"],
@@ -358,10 +359,11 @@ def test_codes_that_may_be_others_in_another_form_are_warned_of(fitted, given):
         (["a", "b", "a"], ["c", "d", "e"]),
         ([1, 0, 1], [2, 3.0, None]),
         ([0.5, 1.5, 0.5], [2.5, 3.0, 7]),
+        ([1, 0, 1], [Fraction(2), Decimal(3), 4.0]),
         (["12", "7", "12"], ["13", "8", None]),
         ([FLAGS[0], None, FLAGS[0]], [False, None, False]),
     ],
-    ids=["texts", "integers", "fractions", "digits", "flags"],
+    ids=["texts", "integers", "fractions", "quotients", "digits", "flags"],
 )
 def test_new_categories_of_the_same_type_are_no_reason_for_a_warning(fitted, given):
     pipeline = make_tabular_pipeline(LogisticRegression(), categorical=["flag"])

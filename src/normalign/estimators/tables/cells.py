@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from decimal import Decimal
 from functools import cache
-from numbers import Complex, Integral, Real
+from numbers import Complex, Rational, Real
 from typing import Any
 
 import numpy as np
@@ -189,7 +189,7 @@ def _is_integer(value: Any) -> bool:
         return bool(abs(value) < limit and value == np.floor(value))
     if isinstance(value, Decimal):
         return value.is_finite() and value == value.to_integral_value()
-    return isinstance(value, Integral)
+    return isinstance(value, Rational) and value.denominator == 1
 
 
 @cache

@@ -278,11 +278,9 @@ def _array(X: Any) -> np.ndarray | None:
 
 def _require_rows(X: Any, shape: tuple[int, ...] | None) -> None:
     rule, name = "a table of rows and columns", type(X).__name__
-    require(
-        shape is not None, _CALLEE, "X", rule, describe(X),
-        "Pass a DataFrame, or an array.",
-    )  # fmt: skip
-    assert shape is not None
+    if shape is None:  # only then described: that of a frame takes time
+        remedy = "Pass a DataFrame, or an array."
+        raise ValueError(complaint(_CALLEE, "X", rule, describe(X), remedy))
     # the last words are those that scikit-learn's users know
     remedy = (
         "Reshape your data: one row is df.iloc[[0]], or X.reshape(1, -1); one column "
@@ -489,7 +487,7 @@ class CategoryTexts(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
                 count, kind = len(strange), type(strange[0]).__name__
                 _warn(
                     name, "of categories in the form that they had in fit",
-                    f"{count} others, as {describe(strange[0])} of type {kind}",
+                    f"{count} others, as {strange[0]!r:.60} of type {kind}",
                     "They count as unseen: convert the column to its type in fit.",
                 )  # fmt: skip
         return texts
