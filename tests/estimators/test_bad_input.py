@@ -313,7 +313,7 @@ def test_wrong_columns_at_predict_are_refused(kind):
     names = list("abcd")
     machine = kind(n_iter=0).fit(pd.DataFrame(X, columns=names), answers(kind))
     fresh = pd.DataFrame(FRESH, columns=names)
-    form = rf"(?s)^{kind.__name__}: X must be a table as in fit, got a DataFrame\. .*"
+    form = rf"(?s)^{kind.__name__}: X must be a table as in fit, got a DataFrame of .*"
     with pytest.raises(ValueError, match=form + "names.*seen at fit time.*missing"):
         machine.predict(fresh.drop(columns="b"))
     with pytest.raises(ValueError, match="unseen at fit time"):
@@ -335,16 +335,27 @@ def test_wrong_columns_at_predict_are_refused(kind):
         ("table", ValueError, r"'table'\. could not convert"),
         ({"a": [1]}, TypeError, r"\{'a': \[1\]\}\. "),
         ([[1], [2, 3]], ValueError, r"\[\[1\], \[2, 3\]\]\. .*inhomogeneous"),
+        (
+            pd.DataFrame(),
+            ValueError,
+            r"shape \(0, 0\)\. Found array with 0",
+        ),
+        (pd.DataFrame(X[:0]), ValueError, r"shape \(0, 4\)\. Found array with 0"),
+        (
+            pd.DataFrame(index=range(N)),
+            ValueError,
+            r"shape \(60, 0\)\. Found array",
+        ),
         (pd.Series(X[:, 0]), ValueError, r"a float64 Series of shape \(60,\)\. "),
         (
             pd.DataFrame(X, columns=["a", 1, "b", 2]),
             TypeError,
-            r"a DataFrame\. Feature names are only supported if all .* string",
+            r"shape \(60, 4\)\. Feature names are only supported if all .* string",
         ),
     ],
     ids=[
         *("column", "cube", "no rows", "no columns", "None", "text", "dict", "ragged"),
-        *("series", "names"),
+        *("empty frame", "frame of no rows", "frame of no columns", "series", "names"),
     ],
 )
 def test_what_is_no_table_is_refused_in_the_house_form(table, error, words):
@@ -355,6 +366,22 @@ def test_what_is_no_table_is_refused_in_the_house_form(table, error, words):
         machine = RFMRegressor(n_iter=0).fit(X, NUMBERS)
         with pytest.raises(error, match=r"^RFMRegressor: X must be a table as in fit"):
             machine.predict(table)
+
+
+@pytest.mark.parametrize("kind", [*ESTIMATORS, RFAMClassifierCV, RFAMRegressorCV])
+@pytest.mark.parametrize("piped", [False, True])
+def test_whatever_is_empty_or_of_another_length_is_refused(kind, piped):
+    machine = make_tabular_pipeline(kind()) if piped else kind()
+    nothing = ([], [[]], None, 3.0, "table", X[:, :, None], pd.DataFrame(), [[1], []])
+    callee = "make_tabular_pipeline" if piped else kind.__name__
+    for table in nothing:
+        with pytest.raises(
+            ValueError, match=rf"(?s)^{callee}: X must be a table .*got"
+        ):
+            machine.fit(table, [0, 1])
+    for y in ([], [[]], None, 1, "text", [0, 1], [None] * N, np.zeros((N, 1, 1))):
+        with pytest.raises(ValueError, match=rf"^{kind.__name__}: y must be .*, got"):
+            machine.fit(X, y)
 
 
 RECORDS = np.array([(1, 2.0), (2, 1.0)], dtype=[("a", "i4"), ("b", "f8")])

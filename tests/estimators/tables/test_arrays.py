@@ -297,6 +297,15 @@ def test_a_weight_under_a_mask_or_missing_is_no_weight():
             checked_weights("fit", weights, 2)
 
 
+def test_weights_that_are_ragged_sparse_or_without_values_are_refused():
+    with pytest.raises(ValueError, match=r"^fit: sample_weight must be one .* lengths"):
+        checked_weights("fit", [[1.0], [1.0, 2.0]], 2)
+    with pytest.raises(TypeError, match=r"^fit: sample_weight must be dense.*to_dense"):
+        checked_weights("fit", torch.ones(2).to_sparse(), 2)
+    with pytest.raises(TypeError, match=r"^fit: sample_weight must be a tensor with"):
+        checked_weights("fit", torch.ones(2, device="meta"), 2)
+
+
 def test_weights_may_be_a_tensor_or_one_number():
     np.testing.assert_array_equal(checked_weights("fit", torch.ones(2), 2), [1, 1])
     np.testing.assert_array_equal(checked_weights("fit", 2, 2), [2, 2])

@@ -1,6 +1,9 @@
 import datetime
+import enum
 import pickle
+import warnings
 from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pandas as pd
@@ -264,6 +267,212 @@ def test_booleans_and_the_integers_they_are_stored_as_are_one_category():
     for later in ([1, 0, 1], [1.0, 0.0, 1.0], np.array([True, False, 1], dtype=object)):
         found = indicators(pipeline, pd.DataFrame({"flag": later}))
         assert found == [[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]
+
+
+class Answer(str, enum.Enum):  # noqa: UP042  # whose str() is another
+    YES = "yes"
+    NO = "no"
+
+
+FLAGS = [True, False, True]
+SAME = {
+    "flags": FLAGS,
+    "nullable": pd.array(FLAGS, dtype="boolean"),
+    "objects": np.array([np.True_, False, 1], dtype=object),
+    "integers": [1, 0, 1],
+    "floats": [1.0, 0.0, 1.0],
+    "single precision": np.array([1, 0, 1], dtype=np.float32),
+    "decimals": [Decimal("1.00"), Decimal(0), Decimal(1)],
+    "quotients": [Fraction(1), Fraction(0), Fraction(2, 2)],
+    "words": ["True", "False", "True"],
+    "digits": ["1", "0", "1"],
+    "bytes": [b"True", b"False", b"True"],
+    "categories": pd.Categorical(FLAGS),
+    "words as categories": pd.Categorical(["True", "False", "True"]),
+    "arrays": [np.array(1), np.array(False), np.array(1.0)],
+    "tensors": [torch.tensor(1), torch.tensor(0), torch.tensor(1)],
+}
+OTHER = {
+    "yes": ["yes", "no", "yes"],
+    "shouted": ["TRUE", "FALSE", "TRUE"],
+    "halves": [1.5, 0.5, 1.5],
+    "days": pd.to_datetime(["2020-01-01", "2020-01-02", "2020-01-01"]),
+    "durations": pd.to_timedelta([1, 2, 1]),
+    "complex": [1j, 0j, 1j],
+    "tuples": [(1,), (0,), (1,)],
+    "twos": [2, 3, 2],
+    "floats as texts": ["1.0", "0.0", "1.0"],
+}
+
+
+def coded(fitted, given):
+    pipeline = make_tabular_pipeline(LogisticRegression(), categorical=["flag"])
+    pipeline.fit(pd.DataFrame({"flag": fitted}), [1, 0, 1])
+    return indicators(pipeline, pd.DataFrame({"flag": given}))
+
+
+@pytest.mark.parametrize("given", SAME.values(), ids=SAME)
+@pytest.mark.parametrize("fitted", SAME.values(), ids=SAME)
+def test_a_category_is_the_same_in_every_form(fitted, given):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert coded(fitted, given) == [[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize("given", OTHER.values(), ids=OTHER)
+@pytest.mark.parametrize("fitted", [FLAGS, pd.Categorical(FLAGS)], ids=["flags", "cat"])
+def test_categories_of_another_type_that_count_as_unseen_are_warned_of(fitted, given):
+    words = r"^make_tabular_pipeline: column 'flag' must be of categories in the form"
+    with pytest.warns(UserWarning, match=rf"{words}.*got 3 others, as .* convert the"):
+        assert coded(fitted, given) == [[0.0, 0.0]] * 3
+
+
+@pytest.mark.parametrize(
+    ("fitted", "given"),
+    [
+        (["1", "0", "1"], ["1.0", "0.0", "1.0"]),
+        (["1.0", "0.0", "1.0"], [1, 0, 1]),
+        (["01", "00", "01"], [1, 0, 1]),
+        ([0.1, 0.2, 0.1], np.array([0.1, 0.3, 0.1], dtype=np.float32) * 2),
+        ([2**53 + 1, 0, 2**53 + 1], [2.0**53, 0.0, 2.0**53]),
+        ([b"\xff", b"a", b"\xff"], [b"\xfe", b"a", b"\xfe"]),
+        ([Decimal("0.5"), 1, 2], [Fraction(1, 2), 1, 2]),
+        ([None] * 3, FLAGS),
+        (
+            pd.to_datetime(["2020-01-01", "2020-01-02", "2020-01-01"]),
+            [datetime.date(2020, 1, 1)] * 3,
+        ),
+    ],
+    ids=[
+        *("floats as texts", "integers", "zeros", "float32", "rounded", "no UTF-8"),
+        *("fractions", "none", "dates"),
+    ],
+)
+def test_codes_that_may_be_others_in_another_form_are_warned_of(fitted, given):
+    with pytest.warns(UserWarning, match="form that they had in fit"):
+        coded(fitted, given)
+
+
+@pytest.mark.parametrize(
+    ("fitted", "given"),
+    [
+        (["a", "b", "a"], ["c", "d", "e"]),
+        ([1, 0, 1], [2, 3.0, None]),
+        ([0.5, 1.5, 0.5], [2.5, 3.0, 7]),
+        ([1, 0, 1], [Fraction(2), Decimal(3), 4.0]),
+        (["12", "7", "12"], ["13", "8", None]),
+        ([FLAGS[0], None, FLAGS[0]], [False, None, False]),
+    ],
+    ids=["texts", "integers", "fractions", "quotients", "digits", "flags"],
+)
+def test_new_categories_of_the_same_type_are_no_reason_for_a_warning(fitted, given):
+    pipeline = make_tabular_pipeline(LogisticRegression(), categorical=["flag"])
+    pipeline.fit(pd.DataFrame({"flag": pd.Series(fitted, dtype=object)}), [1, 0, 1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pipeline.predict(pd.DataFrame({"flag": pd.Series(given, dtype=object)}))
+
+
+def test_floats_of_single_precision_are_compared_in_theirs():
+    single = np.array([0.1, 0.2, 0.1], dtype=np.float32)
+    wanted = [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]
+    for given in (single, pd.array(single, dtype="Float32"), pd.Categorical(single)):
+        assert coded([0.1, 0.2, 0.1], given) == wanted
+        assert coded(given, [0.1, 0.2, 0.1]) == wanted
+
+
+def test_members_of_an_enumeration_of_texts_are_their_texts():
+    frame = pd.DataFrame({"a": [Answer.YES, Answer.NO]}, dtype=object)
+    pipeline = make_tabular_pipeline(LogisticRegression()).fit(frame, [0, 1])
+    found = indicators(pipeline, pd.DataFrame({"a": ["yes", "no"]}))
+    assert found == [[0.0, 1.0], [1.0, 0.0]]
+
+
+def test_columns_of_arrays_are_named_by_their_positions_in_warnings_and_errors():
+    table = np.array([["a", 1.0, True], ["b", 2.0, False]], dtype=object)
+    pipeline = make_tabular_pipeline(LogisticRegression()).fit(table, [0, 1])
+    other = table.copy()
+    other[:, 2] = "no"
+    with pytest.warns(UserWarning, match=r"column 2 must be .* got 2 others, as 'no'"):
+        pipeline.predict(other)
+    other = table.copy()
+    other[0, 1] = datetime.date(2020, 1, 1)
+    with pytest.raises(ValueError, match=r"column 1 must be of numbers.* Turn dates"):
+        pipeline.predict(other)
+    other[0, 1] = np.inf
+    with pytest.raises(ValueError, match=r"inf in 1 places, in \[1\]"):
+        pipeline.predict(other)
+
+
+def test_numbers_in_a_column_that_had_none_in_fit_are_warned_of():
+    frame = pd.DataFrame({"age": AGE, "size": [None] * N})
+    pipeline = make_tabular_pipeline(RFMRegressor(n_iter=0)).fit(frame, AGE)
+    with pytest.warns(UserWarning, match="column 'size' must be without numbers, as"):
+        pipeline.predict(frame.assign(size=3.0))
+
+
+SHAPES = {
+    "numbers": (TABLE[["age", "rooms"]], LABEL),
+    "categories": (TABLE[["city", "member"]], LABEL),
+    "mixed": (TABLE, LABEL),
+    "array": (AGE[:, None], LABEL),
+    "names": (pd.DataFrame({2020: AGE, 2021: CITY}), LABEL),
+}
+
+
+@pytest.mark.parametrize("output", ["default", "pandas"])
+@pytest.mark.parametrize(("table", "y"), SHAPES.values(), ids=SHAPES)
+def test_it_is_shown_in_notebooks(table, y, output):
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0))
+    if output == "pandas":
+        if isinstance(table, pd.DataFrame) and not isinstance(table.columns[0], str):
+            pytest.skip("scikit-learn makes no frames of names that are numbers")
+        pipeline.set_output(transform=output)
+    for shown in (pipeline, pipeline.fit(table, y)):
+        for same in (shown, clone(shown), pickle.loads(pickle.dumps(shown))):
+            assert "RFMClassifier" in same._repr_html_()
+            assert "RFMClassifier" in repr(same)
+    again = pickle.loads(pickle.dumps(pipeline))
+    np.testing.assert_array_equal(again.predict(table), pipeline.predict(table))
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ([], r"a list of shape \(0,\)\. Give it a list of equal length for each row"),
+        ([[]], r"a list of shape \(1, 0\)\. Found array with 0 feature"),
+        ((), r"a tuple of shape \(0,\)"),
+        ([1.0, 2.0], r"a list of shape \(2,\)"),
+        ([[1.0, 2.0], [3.0]], r"a list of shape \(2,\)"),
+        ([[[1.0]], [[2.0]]], r"a list of shape \(2, 1, 1\)"),
+        ([np.eye(2), np.eye(3)], r"a list of shape \(2,\)"),
+        ([np.eye(2), np.ones((2, 3))], r"a list of shape \(2,\)"),
+        (np.zeros((0, 2)), r"a ndarray of shape \(0, 2\)\. Found array with 0 sample"),
+        (np.zeros((2, 0)), r"a ndarray of shape \(2, 0\)\. Found array with 0 feature"),
+        (np.zeros(()), r"a ndarray of shape \(\)"),
+        (pd.DataFrame(), r"a DataFrame of shape \(0, 0\)"),
+        (pd.DataFrame(index=[1, 2]), r"a DataFrame of shape \(2, 0\)\. Found"),
+        (torch.zeros(0, 2), r"a Tensor of shape \(0, 2\)"),
+        (None, "None"),
+        (3.0, r"3\.0"),
+        ("text", "'text'"),
+        ({1, 2}, r"\{1, 2\}"),
+        (np.ndarray, "<class 'numpy.ndarray'>"),
+        (iter([[1.0]]), "<list_iterator"),
+    ],
+    ids=lambda part: part if isinstance(part, str) else type(part).__name__,
+)
+def test_what_holds_no_table_is_refused(table, words):
+    form = (
+        rf"^make_tabular_pipeline: X must be a table of rows and columns, got {words}"
+    )
+    with pytest.raises(ValueError, match=form):
+        make_tabular_pipeline(RFMClassifier()).fit(table, [0, 1])
+    pipeline = make_tabular_pipeline(RFMClassifier(n_iter=0)).fit(
+        [[0.0], [1.0]], [0, 1]
+    )
+    with pytest.raises(ValueError, match=form):
+        pipeline.predict(table)
 
 
 def test_what_is_masked_is_missing():

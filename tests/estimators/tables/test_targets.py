@@ -215,3 +215,32 @@ def test_classes_whose_columns_will_not_fit_are_refused_before_they_are_made():
     words = r"^fit: y must be of so few classes .*got 1000000 classes in 1000000 rows"
     with pytest.raises(ValueError, match=words + ".* A regressor takes numbers"):
         class_labels("fit", np.arange(1_000_000))  # 24 TB
+
+
+@pytest.mark.parametrize(
+    ("y", "words"),
+    [
+        (["a", np.nan, "b"], "labels without missing ones, got 1 missing"),
+        (["a", 1, "b"], "labels of one kind.* type int and str"),
+        (["a", True], "labels of one kind.* type bool and str"),
+        ([("a", "b"), ("a", None)], "labels without missing ones, got 1 missing"),
+    ],
+    ids=str,
+)
+def test_lists_are_not_made_texts_where_one_label_is_one(y, words):
+    with pytest.raises(ValueError, match=rf"^fit: (column \d of )?y must be {words}"):
+        class_labels("fit", y)
+
+
+def test_lists_of_columns_of_two_kinds_keep_both():
+    words, digits = class_labels("fit", [["a", 1], ["b", 2]]).classes
+    assert words.tolist() == ["a", "b"]
+    assert digits.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("read", [class_labels, numbers])
+def test_tensors_without_numbers_in_memory_are_refused(read):
+    with pytest.raises(TypeError, match=r"^fit: y must be dense.*y\.to_dense\(\)"):
+        read("fit", torch.eye(3).to_sparse())
+    with pytest.raises(TypeError, match=r"^fit: y must be a tensor with values"):
+        read("fit", torch.zeros(3, device="meta"))

@@ -22,6 +22,7 @@ __all__ = [
     "checked_weights",
     "filled",
     "refuse_records",
+    "require_dense",
 ]
 
 # Weights by which any ridge can be divided in single precision.
@@ -164,6 +165,8 @@ def _validated(estimator: Any, given: Any, *, reset: bool) -> np.ndarray:
         rule = "a table of rows and columns" if reset else "a table as in fit"
         kind = TypeError if isinstance(error, TypeError) else ValueError
         came, said = describe(given), str(error).strip()
+        if _is_frame(given):
+            came = f"a {type(given).__name__} of shape {given.shape}"
         # what it says is what scikit-learn's users know
         raise kind(
             complaint(type(estimator).__name__, "X", rule, came, said)
@@ -195,26 +198,41 @@ def refuse_records(callee: str, X: Any) -> None:
     )  # fmt: skip
 
 
-def _require_dense(callee: str, X: Any) -> None:
-    tensor = isinstance(X, torch.Tensor)
-    loose = sparse.issparse(X) or (tensor and X.layout is not torch.strided)
+def require_dense(callee: str, values: Any, *, name: str = "X") -> None:
+    """Complain of what is sparse, or has no values.
+
+    Raises
+    ------
+    TypeError
+        If it is a sparse array, tensor or frame, or a tensor on the meta device.
+    """
+    tensor = isinstance(values, torch.Tensor)
+    loose = sparse.issparse(values) or (tensor and values.layout is not torch.strided)
     require_kind(
-        not loose, callee, "X", "dense, not sparse", f"a sparse {type(X).__name__}",
-        "A kernel fills every entry anyway: pass X.toarray(), X.to_dense() in torch.",
+        not loose, callee, name, "dense, not sparse",
+        f"a sparse {type(values).__name__}",
+        f"Pass {name}.toarray(), {name}.to_dense() in torch.",
     )  # fmt: skip
     require_kind(
-        not (tensor and X.device.type == "meta"), callee, "X", "a tensor with values",
-        "one on the meta device",
+        not (tensor and values.device.type == "meta"), callee, name,
+        "a tensor with values", "one on the meta device",
     )  # fmt: skip
-    if _is_frame(X):
-        _require_plain_frame(callee, X)
+    if not tensor and _is_frame(values):
+        thin = [str(kind).startswith("Sparse") for kind in values.dtypes]
+        require_kind(
+            not (thin and all(thin)), callee, name, "dense, not sparse",
+            "a DataFrame of sparse columns", f"Pass {name}.sparse.to_dense().",
+        )  # fmt: skip
 
 
-def _require_plain_frame(callee: str, X: Any) -> None:
-    thin = [str(kind).startswith("Sparse") for kind in X.dtypes]
-    require_kind(
-        not (thin and all(thin)), callee, "X", "dense, not sparse",
-        "a DataFrame of sparse columns", "Pass X.sparse.to_dense().",
+def _require_columns(callee: str, X: Any) -> None:
+    """Complain of a frame without columns, or with equal names."""
+    # the second sentence is the one that scikit-learn's users know
+    require(
+        X.shape[1] > 0, callee, "X", "a table of rows and columns",
+        f"a DataFrame of shape {X.shape}",
+        f"Found array with 0 feature(s) (shape={X.shape}) while a minimum of 1 is "
+        "required.",
     )  # fmt: skip
     again = [repr(name) for name in X.columns[X.columns.duplicated()]]
     require(
@@ -233,7 +251,9 @@ def _read(callee: str, X: Any) -> Any:
     The rest is for scikit-learn to read.
     """
     X = in_pandas(callee, X)
-    _require_dense(callee, X)
+    require_dense(callee, X)
+    if _is_frame(X):
+        _require_columns(callee, X)
     if isinstance(X, list | tuple):
         try:
             return np.asarray(X)
@@ -346,7 +366,12 @@ def checked_weights(callee: str, sample_weight: Any, n: int) -> np.ndarray | Non
     """
     if sample_weight is None:
         return None
-    given = np.asarray(as_numpy(sample_weight))
+    require_dense(callee, sample_weight, name="sample_weight")
+    try:
+        given = np.asarray(as_numpy(sample_weight))
+    except ValueError as error:
+        rule, got = f"one number for each of the {n} rows", "items of different lengths"
+        raise ValueError(complaint(callee, "sample_weight", rule, got)) from error
     strange = _strange(given.dtype, given.flat)
     require_kind(
         not strange, callee, "sample_weight", "real numbers",

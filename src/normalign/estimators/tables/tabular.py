@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
-from scipy import sparse
+from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.metadata_routing import MetadataRouter
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from normalign._checks import complaint, describe, require, require_kind
-from normalign.estimators.tables.arrays import as_numpy, filled, refuse_records
+from normalign.estimators.scale.limits import callers_level
+from normalign.estimators.tables.arrays import (
+    as_numpy,
+    filled,
+    refuse_records,
+    require_dense,
+)
 from normalign.estimators.tables.cells import (
+    category_type,
     first_date,
     is_missing,
     kinds_of,
+    number_text,
     text_of,
     type_kind,
 )
 from normalign.estimators.tables.frames import in_pandas
 
 __all__ = [
+    "CategoryTexts",
     "ColumnsOfKind",
+    "Numbers",
     "TableColumns",
     "as_floats",
     "as_texts",
@@ -50,8 +61,9 @@ def make_tabular_pipeline(
     Numeric columns (pandas' nullable ones too) have missing values filled by the
     median and are scaled to unit variance. Texts, categories, objects and booleans
     become one indicator column per category; missing is a category, and one that was
-    not there in ``fit`` gets zeros (or the rare ones' column, if there is one). The
-    codes ``1``, ``1.0`` and ``True`` are one category, however they are stored. Which
+    not there in ``fit`` gets zeros (or the rare ones' column, if there is one); there
+    is a warning if it may be one of those in another form. The codes ``1``, ``1.0``,
+    ``True``, ``"1"`` and ``"True"`` are one category, however they are stored. Which
     column is what is decided in ``fit``, for DataFrames by their types (those of polars
     and pyarrow go through pandas) and for arrays by their values. Dates have no place
     here, nor have texts that are all ISO dates: turn them into numbers first.
@@ -112,7 +124,7 @@ def make_tabular_pipeline(
         "True or False", describe(missing_indicator),
     )  # fmt: skip
     numbers = make_pipeline(
-        FunctionTransformer(as_floats, feature_names_out="one-to-one"),
+        Numbers(),
         SimpleImputer(
             strategy="median",
             add_indicator=missing_indicator,
@@ -121,7 +133,7 @@ def make_tabular_pipeline(
         StandardScaler(),
     )
     categories = make_pipeline(
-        FunctionTransformer(as_texts, feature_names_out="one-to-one"),
+        CategoryTexts(),
         OneHotEncoder(
             handle_unknown="infrequent_if_exist",
             max_categories=max_categories,
@@ -157,6 +169,10 @@ class TableColumns(ColumnTransformer):
         table = _entered(X)
         made = super().fit_transform(table, y, **params)
         self.names_ = _names(table)
+        for _, steps, chosen in self.transformers_:
+            if isinstance(steps, Pipeline) and len(chosen):
+                first: Any = steps[0]
+                first.names_ = list(chosen)  # arrays arrive there without names
         return made
 
     def transform(self, X: Any, **params: Any) -> Any:
@@ -181,9 +197,12 @@ class TableColumns(ColumnTransformer):
                 found += [*chosen, *(chosen[place] for place in marked)]
             elif name == "categories" and len(chosen):
                 encoder = steps[-1]
-                made = encoder.get_feature_names_out(np.arange(len(chosen)).astype(str))
-                # a text of the column's place, then the category
-                found += [chosen[int(text.split("_", 1)[0])] for text in made]
+                for column, categories, rare in zip(
+                    chosen, encoder.categories_, encoder.infrequent_categories_,
+                    strict=True,
+                ):  # fmt: skip
+                    shared = 0 if rare is None else len(rare) - 1
+                    found += [column] * (len(categories) - shared)
         return found
 
     n_features_in_: int
@@ -230,36 +249,51 @@ def _some(names: list[str]) -> str:
 
 
 def _entered(X: Any) -> Any:
-    """A table that ``ColumnTransformer`` can take columns of."""
-    require_kind(
-        not sparse.issparse(X), _CALLEE, "X", "dense, not sparse",
-        f"a sparse {type(X).__name__}", "Pass X.toarray().",
-    )  # fmt: skip
+    """A table that ``ColumnTransformer`` can take columns of: a frame, or an array."""
     refuse_records(_CALLEE, X)
     X = in_pandas(_CALLEE, X)
-    shape: Any = getattr(X, "shape", None)
-    listed = type(X) in (list, tuple) or hasattr(X, "__array__")
-    if not (listed if shape is None else len(shape) == 2 and shape[0] > 0):
-        raise ValueError(_no_table(X, shape))
-    if hasattr(X, "iloc"):
+    framed = hasattr(X, "iloc") and getattr(X, "ndim", 0) == 2
+    if framed:
+        _require_rows(X, X.shape)
         _require_names(X.columns)
-    return X
+    require_dense(_CALLEE, X)
+    if framed:
+        return X
+    table = _array(X)
+    _require_rows(X, None if table is None else table.shape)
+    return table
 
 
-def _no_table(X: Any, shape: Any) -> str:
-    rule = "a table of rows and columns"
-    if shape is None:
+def _array(X: Any) -> np.ndarray | None:
+    """Lists, arrays and tensors as an array; None if it is something else."""
+    if isinstance(X, list | tuple):
+        try:
+            # as objects: numbers beside texts stay numbers
+            return np.asarray(X, dtype=object)
+        except ValueError:  # rows of different shapes
+            return np.empty(len(X), dtype=object)
+    arrays = hasattr(X, "shape") or hasattr(X, "__array__")
+    return np.asarray(as_numpy(X)) if arrays and not isinstance(X, type) else None
+
+
+def _require_rows(X: Any, shape: tuple[int, ...] | None) -> None:
+    rule, name = "a table of rows and columns", type(X).__name__
+    if shape is None:  # only then described: that of a frame takes time
         remedy = "Pass a DataFrame, or an array."
-        return complaint(_CALLEE, "X", rule, describe(X), remedy)
-    # these are words that scikit-learn's users know
+        raise ValueError(complaint(_CALLEE, "X", rule, describe(X), remedy))
+    # the last words are those that scikit-learn's users know
     remedy = (
         "Reshape your data: one row is df.iloc[[0]], or X.reshape(1, -1); one column "
         "is df[['name']], or X.reshape(-1, 1)."
     )
-    if len(shape) == 2:
-        remedy = "Found array with 0 sample(s)."
-    told = f"a {type(X).__name__} of shape {tuple(shape)}"
-    return complaint(_CALLEE, "X", rule, told, remedy)
+    if isinstance(X, list | tuple):
+        remedy = "Give it a list of equal length for each row."
+    require(len(shape) == 2, _CALLEE, "X", rule, f"a {name} of shape {shape}", remedy)
+    empty = "sample(s)" if shape[0] == 0 else "feature(s)"
+    require(
+        0 not in shape, _CALLEE, "X", rule, f"a {name} of shape {shape}",
+        f"Found array with 0 {empty}.",
+    )  # fmt: skip
 
 
 def _require_names(columns: Any) -> None:
@@ -380,8 +414,113 @@ def _columns(X: Any) -> Iterator[tuple[Any, Any, Any]]:
             yield i, values.dtype, values[:, i]
 
 
-def as_floats(block: Any) -> np.ndarray:
+class Numbers(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     """Numeric columns as float64, missing ones as NaN.
+
+    Examples
+    --------
+    >>> Numbers().fit_transform(np.array([[1, None]], dtype=object))
+    array([[ 1., nan]])
+    """
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Keep which columns have numbers."""
+        self.fit_transform(X)
+        return self
+
+    def fit_transform(self, X: Any, y: Any = None) -> np.ndarray:  # type: ignore[override]
+        """Return numbers, and keep which columns have any."""
+        validate_data(self, X, skip_check_array=True)
+        floats = as_floats(X)
+        self.empty_ = np.isnan(floats).all(axis=0)
+        return floats
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Return numbers, and warn of those in columns that had none in ``fit``."""
+        check_is_fitted(self)
+        names = _names_of(self, X)
+        floats = as_floats(X, names=names)
+        fresh = self.empty_ & ~np.isnan(floats).all(axis=0)
+        for name in np.array(names, dtype=object)[fresh]:
+            _warn(
+                name, "without numbers, as in fit", "numbers",
+                "Nothing was learned of them: fit again with them, or drop the column.",
+            )  # fmt: skip
+        return floats
+
+
+class CategoryTexts(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+    """Columns of categories as texts, missing ones as a text of their own.
+
+    A category that was not there in ``fit`` is an ordinary one if it is of a type that
+    was. Else it may be one of those in another form, so there is a warning.
+
+    Examples
+    --------
+    >>> CategoryTexts().fit_transform(np.array([["a", None, 2.0]], dtype=object))
+    array([['a', '<missing>', '2']], dtype=object)
+    """
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Keep the categories of every column, and their types."""
+        validate_data(self, X, skip_check_array=True)
+        self.texts_ = [sorted(set(column)) for column in as_texts(X).T]
+        self.types_ = [_types(values) for values in _value_columns(X)]
+        return self
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Return texts, and warn of categories that may be others in another form."""
+        check_is_fitted(self)
+        texts = as_texts(X)
+        for name, values, column, known, types in zip(
+            _names_of(self, X), _value_columns(X), texts.T, self.texts_, self.types_,
+            strict=True,
+        ):  # fmt: skip
+            ordinary, numbers = {_MISSING, *known}, set(map(number_text, known))
+            strange = [
+                value
+                for value, text in zip(values, column, strict=True)
+                if text not in ordinary
+                and (category_type(value) not in types or number_text(text) in numbers)
+            ]
+            if strange:
+                count, kind = len(strange), type(strange[0]).__name__
+                _warn(
+                    name, "of categories in the form that they had in fit",
+                    f"{count} others, as {strange[0]!r:.60} of type {kind}",
+                    "They count as unseen: convert the column to its type in fit.",
+                )  # fmt: skip
+        return texts
+
+
+def _types(values: Iterable[Any]) -> list[str]:
+    """Types within which values of a column can be compared with its categories."""
+    found = {category_type(value) for value in values if not is_missing(value)}
+    names = {name for name in found if name is not None}
+    if any(name.startswith("float") for name in names):
+        names.add("integer")  # floats that happen to have no fraction
+    return sorted(names)
+
+
+def _names_of(step: Any, block: Any) -> list[Any]:
+    """Names of a block's columns; those of arrays are told by ``TableColumns``."""
+    named = getattr(block, "columns", None)
+    given = getattr(step, "names_", range(np.shape(block)[1]))
+    return list(given if named is None else named)
+
+
+def _warn(name: Any, rule: str, got: str, remedy: str) -> None:
+    text = complaint(_CALLEE, f"column {name!r}", rule, got, remedy)
+    warnings.warn(text, UserWarning, stacklevel=callers_level())
+
+
+def as_floats(block: Any, *, names: Sequence[Any] = ()) -> np.ndarray:
+    """Numeric columns as float64, missing ones as NaN.
+
+    Parameters
+    ----------
+    names : sequence, optional
+        Of the columns, for errors; by default those of the block.
 
     Raises
     ------
@@ -393,7 +532,8 @@ def as_floats(block: Any) -> np.ndarray:
     >>> as_floats(np.array([[1, None]], dtype=object))
     array([[ 1., nan]])
     """
-    for name, dtype, values in _columns(block):
+    columns = list(names) or [name for name, _, _ in _columns(block)]
+    for name, (_, dtype, values) in zip(columns, _columns(block), strict=True):
         _kinds(name, dtype, values)
     try:
         floats = _floats(block)
@@ -405,11 +545,11 @@ def as_floats(block: Any) -> np.ndarray:
             )
         ) from error  # fmt: skip
     infinite = np.isinf(floats)
-    names = getattr(block, "columns", None)
-    where = "" if names is None else f", in {list(names[infinite.any(axis=0)])}"
+    where = list(np.array(columns, dtype=object)[infinite.any(axis=0)])
     require(
         not infinite.any(), _CALLEE, "X", "without infinite numbers",
-        f"inf in {infinite.sum()} places{where}", "Pass NaN for what is not known.",
+        f"inf in {infinite.sum()} places, in {where}",
+        "Pass NaN for what is not known.",
     )  # fmt: skip
     return floats
 
@@ -429,7 +569,23 @@ def as_texts(block: Any) -> np.ndarray:
     >>> as_texts(np.array([["a", None, 2.0]], dtype=object))
     array([['a', '<missing>', '2']], dtype=object)
     """
-    framed = hasattr(block, "iloc")
-    values = block.to_numpy(dtype=object) if framed else as_numpy(block)
-    texts = [_MISSING if is_missing(value) else text_of(value) for value in values.flat]
-    return np.array(texts, dtype=object).reshape(values.shape)
+    columns = [
+        [_MISSING if is_missing(value) else text_of(value) for value in values]
+        for values in _value_columns(block)
+    ]
+    return np.array(columns, dtype=object).T
+
+
+def _value_columns(block: Any) -> Iterator[Any]:
+    """The values of every column; floats of single precision stay such."""
+    for _, dtype, values in _columns(block):
+        if not hasattr(values, "iloc"):
+            yield values
+            continue
+        objects = values.to_numpy(dtype=object)
+        # a category is of the type of all categories
+        stored = getattr(getattr(dtype, "categories", None), "dtype", dtype)
+        if getattr(stored, "kind", "O") == "f" and stored.itemsize < 8:
+            narrow = np.dtype(f"f{stored.itemsize}").type
+            objects = [v if is_missing(v) else narrow(v) for v in objects]
+        yield objects

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import sparse
 from sklearn.exceptions import DataConversionWarning
 
 from normalign._checks import complaint, require, require_kind
-from normalign.estimators.tables.arrays import as_numpy
+from normalign.estimators.tables.arrays import as_numpy, require_dense
 from normalign.estimators.tables.cells import is_missing, kinds_of, with_nan
 from normalign.kernels.memory import UNASKED, available_bytes
 
@@ -254,10 +253,7 @@ def _require_given(callee: str, y: Any) -> None:
                 "This estimator requires y to be passed, but the target y is None.",
             )
         )  # fmt: skip
-    require_kind(
-        not sparse.issparse(y), callee, "y", "dense", f"a sparse {type(y).__name__}",
-        "Pass y.toarray().",
-    )  # fmt: skip
+    require_dense(callee, y, name="y")
     require_kind(
         type(y).__name__ != "MultiIndex", callee, "y", "a column, or a table",
         "a MultiIndex", "Pass y.to_frame(index=False).",
@@ -267,7 +263,13 @@ def _require_given(callee: str, y: Any) -> None:
 def _array(callee: str, y: Any, remedy: str) -> np.ndarray:
     """Answers as numpy has them; `remedy` is for rows that do not make a table."""
     try:
-        return np.asarray(y)
+        array = np.asarray(y)
+        if isinstance(y, list | tuple) and array.dtype.kind in "US":
+            # numpy makes texts of numbers, and of what is missing, beside texts
+            objects = np.asarray(y, dtype=object)
+            if not all(isinstance(value, str | bytes) for value in objects.flat):
+                return objects
+        return array
     except ValueError as error:
         rule, got = "of one shape in all rows", "rows of different lengths"
         raise ValueError(complaint(callee, "y", rule, got, remedy)) from error
