@@ -365,7 +365,7 @@ def factor_job(
 def one_iteration(x: Tensor, y: Tensor, kernel: Any) -> tuple[list[float], Tensor]:
     """Seconds of the four steps, and the coefficients."""
     from normalign.kernels import System, direct
-    from normalign.kernels.agop import centred_agop
+    from normalign.kernels._agop import centred_agop
     from normalign.kernels.precision import full_precision
     from normalign.kernels.sides import middle
 

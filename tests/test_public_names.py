@@ -16,8 +16,6 @@ import normalign
 from tests.public_api import folders, kind_of
 
 SOURCE = Path(normalign.__file__).parents[1]
-# Modules that a public function of the same name hides, still to be renamed.
-KNOWN = {"normalign.kernels.agop", "normalign.kernels.pull_back"}
 
 PROGRAM = """
 import importlib, json, pkgutil, sys, types, warnings
@@ -99,8 +97,8 @@ def test_a_module_is_imported_under_its_own_name(name):
     package = importlib.import_module(name)
     for found in pkgutil.iter_modules(package.__path__):
         inner = f"{name}.{found.name}"
-        if inner not in KNOWN and found.name in vars(package):
+        if found.name in vars(package):
             assert vars(package)[found.name] is importlib.import_module(inner), inner
         public = found.name in getattr(package, "__all__", ())
-        if public and inner not in KNOWN:
+        if public:
             assert kind_of(getattr(package, found.name)) == "module", inner

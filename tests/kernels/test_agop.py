@@ -17,11 +17,11 @@ from normalign.kernels import (
     kernel_matrix,
 )
 from normalign.kernels import tiles as tiles_module
-from normalign.kernels.agop import cheaper_form
+from normalign.kernels._agop import cheaper_form
 from tests.kernels.cases import DOUBLE, KERNELS, METRICS, metric, points
 
 # the module, whose name in the package is that of its function
-agop_module = importlib.import_module("normalign.kernels.agop")
+agop_module = importlib.import_module("normalign.kernels._agop")
 RADIAL = [kernel for kernel in KERNELS if "Product" not in repr(kernel)]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normalign.kernels import Columns, Laplace, Machine, ProductLaplace, pull_back
-from normalign.kernels.pull_back import jacobian_pull_back
+from normalign.kernels._pull_back import jacobian_pull_back
 from tests.kernels.cases import DOUBLE, KERNELS, METRICS, metric, points
 
 
@@ -57,7 +57,7 @@ def test_how_many_rows_wait_at_a_time_does_not_matter(n, m, room):
 
     whole = fitted.pull_back(x, cotangent)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modules["normalign.kernels.pull_back"], "_CPU_WAITING", room * 8)
+        patch.setattr(modules["normalign.kernels._pull_back"], "_CPU_WAITING", room * 8)
         patch.setattr("normalign.kernels.tiles._CPU_TILE", (5, 7))
         parts = fitted.pull_back(x, cotangent)
     for one, other in zip(whole, parts, strict=True):

@@ -18,7 +18,7 @@ from normalign.kernels import (
     recursion,
     recursions,
 )
-from normalign.kernels.agop import centred_agop
+from normalign.kernels._agop import centred_agop
 from normalign.kernels.sampling import seeded
 from tests.kernels import transcription
 from tests.kernels.cases import DOUBLE, KERNELS, METRICS, metric, points

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from normalign._checks import complaint
 from normalign.kernels import compiled
-from normalign.kernels.agop import finished, sum_of_squares, through_full
+from normalign.kernels._agop import finished, sum_of_squares, through_full
 from normalign.kernels.digits import (
     LOST_SHARE,
     added_jitter,

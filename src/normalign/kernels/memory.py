@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from normalign._checks import complaint, require, require_kind
-from normalign.kernels.agop import cheaper_form
+from normalign.kernels._agop import cheaper_form
 from normalign.kernels.free_memory import free_bytes
 from normalign.kernels.functions import KERNELS, Kernel, ProductLaplace
 from normalign.kernels.system import System

@@ -20,7 +20,7 @@ from normalign.kernels.compiled.expansion import sums_of_sides
 from tests.kernels.cases import DOUBLE, metric, naive_kernel, points
 
 # a function of the package has the name of the module
-pulling = sys.modules["normalign.kernels.pull_back"]
+pulling = sys.modules["normalign.kernels._pull_back"]
 KERNELS = pytest.mark.parametrize("kernel", [Laplace(2.0), Gaussian(3.0)], ids=repr)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 SHAPES = [(1, 1, 1, 1), (5, 300, 4, 2), (130, 33, 3, 17), (257, 520, 11, 40)]
