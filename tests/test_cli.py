@@ -105,12 +105,17 @@ def test_every_command_has_help(capsys, command):
     assert f"normalign {command}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["reproduce", "list", "show", "compare", "report"])
+@pytest.mark.parametrize(
+    "command", ["reproduce", "list", "show", "compare", "report", "verify"]
+)
+@pytest.mark.parametrize(
+    "words", [[], ["--full"], ["--help"], ["table1", "--full", "--seeds", "3"]]
+)
 def test_without_the_reproduction_its_commands_name_the_package(
-    command, capsys, monkeypatch
+    command, words, capsys, monkeypatch
 ):
     monkeypatch.setattr("normalign.cli.entry_points", lambda group: ())
-    assert main([command, "table1", "--full"]) == 2
+    assert main([command, *words]) == 2
     line = one_line(capsys)
     assert line.startswith(f"normalign {command}: the package normalign-reproduction")
     assert "pip install normalign-reproduction" in line
