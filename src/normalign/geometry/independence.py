@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from normalign._checks import complaint
-from normalign._torch_flags import changed
+from normalign._torch_flags import override
 from normalign.geometry.chunks import bytes_per_sample, default_budget
 from normalign.geometry.local_map import LocalMap
 from normalign.geometry.quirks import (
@@ -76,7 +76,7 @@ def check_rows_are_independent(
         ):
             return
         # TF32 and its like depend on the kernel, and this on the size of the batch.
-        with changed(
+        with override(
             cuda_matmul_precision="ieee",
             cudnn_conv_precision="ieee",
             onednn_matmul_precision="ieee",
