@@ -641,7 +641,7 @@ _ARRAYS: dict[str, Callable[[np.ndarray], Any]] = {
     "half tensor": lambda array: torch.tensor(array, dtype=torch.float16),
     "brain tensor": lambda array: torch.tensor(array, dtype=torch.bfloat16),
     "tensor with gradient": lambda array: torch.tensor(array, requires_grad=True),
-    "transposed tensor": lambda array: torch.tensor(array.T.copy()).T,
+    "transposed tensor": lambda array: torch.tensor(array.T.copy()).t(),
     "integer tensor": lambda array: torch.tensor(array.astype(np.int64)),
     "list of arrays": list,
     "list of scalars": lambda array: [

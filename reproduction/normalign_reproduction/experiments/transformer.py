@@ -13,7 +13,6 @@ from normalign.data import Dataset, modular_addition
 from normalign.nn import Transformer
 from normalign.training import (
     Ensemble,
-    Measure,
     Member,
     Stack,
     measures,
@@ -78,7 +77,7 @@ def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
                 [d.x_train[:n] for d in data], [d.y_train[:n] for d in data],
                 at="blocks",
             ),
-            _token_alignment([d.x_train for d in data]),
+            _TokenAlignment([d.x_train for d in data]),
         ),
         device=context.device,
     )  # fmt: skip
@@ -89,14 +88,15 @@ def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
     ]
 
 
-def _token_alignment(x: Sequence[Tensor]) -> Measure:
-    # At an embedding the map begins at its output, before positions are added.
-    alignment = stacked_centroid_alignment(x, at="embed")
+class _TokenAlignment:
+    """The authors' measure; a class, so that a checkpoint can identify it."""
 
-    def measure(stack: Stack) -> dict[str, Tensor]:
-        return {"token_alignment": alignment(stack)["centroid_alignment"]}
+    def __init__(self, x: Sequence[Tensor]) -> None:
+        # At an embedding the map begins at its output, before positions are added.
+        self.alignment = stacked_centroid_alignment(x, at="embed")
 
-    return measure
+    def __call__(self, stack: Stack) -> dict[str, Tensor]:
+        return {"token_alignment": self.alignment(stack)["centroid_alignment"]}
 
 
 def _pairs(run: Run) -> Dataset:

@@ -104,12 +104,11 @@ def test_a_run_on_an_accelerator_learns_and_is_resumed(precision, tmp_path):
                     precision=precision, learning_rate=0.05)  # fmt: skip
     trainer = RobustTrainer(small(), x, y, recipe, seed=0, device="cuda")
     path = tmp_path / "run.safetensors"
-    history = trainer.train(
-        evaluate=lambda epoch: True, checkpoint=path, checkpoint_seconds=0
-    )
+    options = {"evaluate": lambda epoch: True, "checkpoint": path}
+    history = trainer.train(**options, checkpoint_seconds=0)
     assert history["loss"][-1] < 0.5 * history["loss"][0]
     again = RobustTrainer(small(), x, y, recipe, seed=0, device="cuda")
-    assert again.train(checkpoint=path)["loss"][:40] == history["loss"]
+    assert again.train(**options)["loss"][:40] == history["loss"]
 
 
 def test_a_replayed_attack_has_the_radius_that_it_is_given():
