@@ -121,6 +121,13 @@ def test_without_the_reproduction_its_commands_name_the_package(
     assert "pip install normalign-reproduction" in line
 
 
+def test_without_the_reproduction_its_tables_name_the_package(capsys, monkeypatch):
+    monkeypatch.setattr("normalign.cli.data.entry_points", lambda group: ())
+    for action in ("where", "fetch"):
+        assert main(["data", action, "uci"]) == 2
+        assert "The package normalign-reproduction adds uci" in one_line(capsys)
+
+
 def test_version_is_the_packages(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"normalign {normalign.__version__}\n"

@@ -81,7 +81,7 @@ def remedy_for(model: Any) -> str:
     if type(model).__module__.partition(".")[0] == "normalign":
         return "Pass normalign.estimators.as_torch(model), once it is fitted."
     return (
-        "Pass normalign.estimators.as_torch(model): it knows linear models, "
+        "Pass normalign.estimators.as_torch(model): it supports linear models, "
         "multi-layer perceptrons, support vector machines, kernel ridge and pipelines "
         "of them. Trees, forests and neighbours are constant in pieces: they have no "
         "Jacobian."
