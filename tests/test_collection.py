@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import OPTIONAL
 
 TESTS = Path(__file__).parent
-# What `pip install normalign pytest` brings; mpmath comes with torch.
+# What `pip install normalign pytest` brings; torch needs mpmath, rich markdown_it.
 ALWAYS = {
     "joblib", "markdown_it", "mpmath", "normalign", "numpy", "pytest", "rich", "scipy",
     "sklearn", "tests", "threadpoolctl", "torch", "tqdm",

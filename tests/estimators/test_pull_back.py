@@ -202,7 +202,8 @@ def test_an_estimator_without_gradients_points_to_its_torch_form():
     codes = classes(X)
     model = LogisticRegression(max_iter=1000).fit(X, NAMES[codes])
     words = (
-        r"^pgd: model must be callable, .*, got LogisticRegression\. Attack as_torch"
+        r"^pgd: model must be callable, .*, got LogisticRegression\. "
+        r"Pass normalign\.estimators\.as_torch\(model\)"
     )
     with pytest.raises(TypeError, match=words):
         pgd(model, X, NAMES[codes], radii=0.1)

@@ -13,7 +13,6 @@ import errno
 import functools
 import hashlib
 import io
-import logging
 import os
 import signal
 import tempfile
@@ -380,7 +379,6 @@ def draw(rng: np.random.Generator) -> dict:
 
 
 def check(case: dict) -> None:
-    logging.getLogger("normalign").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         CHECKS[case["kind"]](case, FORMATS[case["format"]], Path(folder))
 

@@ -20,10 +20,12 @@ class Interrupts:
 
     Examples
     --------
+    >>> before = signal.signal(signal.SIGINT, signal.default_int_handler)
     >>> with Interrupts() as interrupts:
     ...     signal.raise_signal(signal.SIGINT)
     ...     interrupts.came
     True
+    >>> _ = signal.signal(signal.SIGINT, before)
     """
 
     def __init__(self) -> None:
