@@ -74,7 +74,7 @@ def of_tables() -> dict[str, str]:
 def of_networks(settings: TourSettings) -> dict[str, str]:
     """Train or find the networks, draw and count."""
     data = digits(settings)
-    folder = DOCS.parent / "out" / "tour" / "runs"
+    folder = DOCS.parent / "out" / "figures" / "runs"
     runs = {
         name: trained(replace(settings, weight=weight), data, folder, name)
         for name, weight in RUNS.items()

@@ -3,7 +3,8 @@
     python -m tests.public_api
 
 rewrites the stored list, `public_api.txt`, unless a name that is gone or has changed
-is missing from the section "Unreleased" of CHANGELOG.md. Signatures are those of our
+is missing from the section "Unreleased" of CHANGELOG.md: in backticks, and elsewhere
+than under "Added", which says what is new. Signatures are those of our
 own source, as written: they are the same on every version of Python and of the
 libraries.
 """
@@ -43,7 +44,7 @@ def lines() -> Iterator[str]:
     """Yield one line for each public name and each public method, unsorted."""
     for name, home in normalign._HOMES.items():
         yield f"normalign.{name}: normalign.{home}.{name}"
-    for folder in [*folders()[1:], "normalign.training.robust"]:
+    for folder in [*folders()[1:], "normalign.cli", "normalign.training.robust"]:
         package = importlib.import_module(folder)
         for name in package.__all__:
             yield from described(f"{folder}.{name}", getattr(package, name))
@@ -119,9 +120,21 @@ def name_of(line: str) -> str:
 def unmentioned(old: str, new: str, changelog: str) -> list[str]:
     """The names that are gone or have changed and that "Unreleased" does not have."""
     section = changelog.partition("## Unreleased")[2].partition("\n## ")[0]
-    words = set(re.findall(r"\w+", section))
+    parts = [part for part in section.split("\n### ") if not part.startswith("Added")]
+    code = re.findall(r"`([^`]+)`", "\n".join(parts))
+    words = {word for text in code for word in re.findall(r"\w+", text)}
     lost = {name_of(line) for line in set(old.splitlines()) - set(new.splitlines())}
     return sorted(name for name in lost if name.rpartition(".")[2] not in words)
+
+
+def complaint(names: list[str]) -> str:
+    return (
+        "These public names are gone, or their signatures have changed:\n"
+        + "".join(f"  {name}\n" for name in names)
+        + "Restore them. If the change is meant, name each in backticks in the section "
+        "Unreleased of CHANGELOG.md, under Changed, Removed or Fixed; "
+        f"then run {COMMAND}.\n"
+    )
 
 
 def main() -> int:
@@ -129,10 +142,7 @@ def main() -> int:
     old = STORED.read_text(encoding="utf-8") if STORED.exists() else ""
     names = unmentioned(old, text(), CHANGELOG.read_text(encoding="utf-8"))
     if names:
-        sys.stderr.write(
-            "Gone or changed, and not in the section Unreleased of CHANGELOG.md:\n"
-            + "".join(f"  {name}\n" for name in names)
-        )
+        sys.stderr.write(complaint(names))
         return 1
     STORED.write_text(text(), encoding="utf-8")
     return 0

@@ -105,15 +105,27 @@ def test_every_command_has_help(capsys, command):
     assert f"normalign {command}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["reproduce", "list", "show", "compare", "report"])
+@pytest.mark.parametrize(
+    "command", ["reproduce", "list", "show", "compare", "report", "verify"]
+)
+@pytest.mark.parametrize(
+    "words", [[], ["--full"], ["--help"], ["table1", "--full", "--seeds", "3"]]
+)
 def test_without_the_reproduction_its_commands_name_the_package(
-    command, capsys, monkeypatch
+    command, words, capsys, monkeypatch
 ):
     monkeypatch.setattr("normalign.cli.entry_points", lambda group: ())
-    assert main([command, "table1", "--full"]) == 2
+    assert main([command, *words]) == 2
     line = one_line(capsys)
     assert line.startswith(f"normalign {command}: the package normalign-reproduction")
     assert "pip install normalign-reproduction" in line
+
+
+def test_without_the_reproduction_its_tables_name_the_package(capsys, monkeypatch):
+    monkeypatch.setattr("normalign.cli.data.entry_points", lambda group: ())
+    for action in ("where", "fetch"):
+        assert main(["data", action, "uci"]) == 2
+        assert "The package normalign-reproduction adds uci" in one_line(capsys)
 
 
 def test_version_is_the_packages(capsys):

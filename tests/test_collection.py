@@ -62,10 +62,13 @@ def test_a_test_module_imports_what_is_always_there_or_is_known_as_optional():
 def test_the_sdist_has_what_the_tests_read():
     settings = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())
     included = settings["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
-    read = ["docs", "results", "benchmarks", "Makefile", "constraints.txt",
-            "constraints-lowest.txt", "README.md", "CONTRIBUTING.md"]  # fmt: skip
+    read = ["docs", "results", "benchmarks", "reproduction", "Makefile",
+            "constraints.txt", "constraints-lowest.txt", "README.md",
+            "CONTRIBUTING.md"]  # fmt: skip
     for name in ("src", "tests", *read):
-        assert any(fnmatch(name, pattern) for pattern in included), name
+        assert any(fnmatch(f"/{name}", pattern) for pattern in included), name
+    # others would take parts of `reproduction/` alone, such as its tests
+    assert all(pattern.startswith("/") for pattern in included)
 
 
 def test_a_module_without_its_optional_package_is_skipped_and_others_are_not(tmp_path):

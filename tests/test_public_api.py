@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from tests.public_api import CHANGELOG, COMMAND, STORED, text, unmentioned
+from tests.public_api import (
+    CHANGELOG,
+    COMMAND,
+    STORED,
+    complaint,
+    text,
+    unmentioned,
+)
 
 
 def test_the_stored_names_are_those_of_the_package():
     old, new = STORED.read_text(encoding="utf-8"), text()
     missing = unmentioned(old, new, CHANGELOG.read_text(encoding="utf-8"))
-    assert not missing, f"Name these in CHANGELOG.md under Unreleased: {missing}"
+    assert not missing, complaint(missing)
     changed = sorted(set(old.splitlines()) ^ set(new.splitlines()))
-    remedy = f"Rewrite the stored list: {COMMAND}"
+    remedy = f"Public names are new or have changed. Run {COMMAND} and commit the list."
     assert not changed, "\n".join([remedy, *changed])
 
 
@@ -21,6 +28,22 @@ def test_what_is_gone_or_changed_must_be_mentioned():
     assert unmentioned(old, new, log) == ["a.C.m", "a.g"]
     assert unmentioned(old, new, log.replace("nothing", "`g`")) == ["a.C.m"]
     assert unmentioned(old, old + new, log) == []
+
+
+def test_a_name_in_prose_or_under_added_is_no_mention_of_a_change():
+    log = "## Unreleased\n\n### Changed\n- `f` {}\n\n### Added\n- `g`, `a.C.m`\n"
+    old = "a.f(x)\na.g(x)\na.C.m(self)\na.table(x)\n"
+    assert unmentioned(old, "", log.format("fills a table")) == [
+        "a.C.m", "a.g", "a.table"
+    ]  # fmt: skip
+    assert unmentioned(old, "", log.format("and `g`, `C.m(x)`, `table`")) == []
+
+
+def test_the_message_says_what_to_do():
+    message = complaint(["a.f"])
+    assert "  a.f\n" in message
+    assert "CHANGELOG.md" in message
+    assert message.endswith(f"run {COMMAND}.\n")
 
 
 def test_the_list_holds_methods_and_fields_but_nothing_inherited():

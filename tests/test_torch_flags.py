@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import normalign as na
-from normalign._torch_flags import FLAGS, changed
+from normalign._torch_flags import FLAGS, override
 from normalign.geometry import ntk
 from normalign.regularizers import penalised
 from normalign.robustness import masking_report, minimal_radius, pgd
@@ -155,7 +155,7 @@ def test_threads_restore_the_flags_whatever_they_were(original):
 
 class TestChanged:
     def test_requests_that_end_out_of_order(self):
-        first, second = changed(flash_attention=False), changed(flash_attention=False)
+        first, second = override(flash_attention=False), override(flash_attention=False)
         first.__enter__()
         second.__enter__()
         first.__exit__(None, None, None)
@@ -165,24 +165,24 @@ class TestChanged:
 
     def test_the_latest_value_holds(self):
         before = torch.backends.cudnn.benchmark
-        with changed(cudnn_benchmark=True):
-            inner = changed(cudnn_benchmark=False)
+        with override(cudnn_benchmark=True):
+            inner = override(cudnn_benchmark=False)
             with inner:
                 assert not torch.backends.cudnn.benchmark
             assert torch.backends.cudnn.benchmark
         assert torch.backends.cudnn.benchmark == before
 
     def test_a_setting_that_fails_undoes_those_before_it(self):
-        request = changed(flash_attention=False, cudnn_benchmark="none")
+        request = override(flash_attention=False, cudnn_benchmark="none")
         with pytest.raises(RuntimeError, match="benchmark"), request:
             pass
         assert CUDA.flash_sdp_enabled()
-        with changed(compiler_stance="force_eager"):
+        with override(compiler_stance="force_eager"):
             assert stance() == "force_eager"
         assert stance() == "default"
 
     def test_an_unknown_name(self):
-        with pytest.raises(KeyError, match="no_such_flag"), changed(no_such_flag=1):
+        with pytest.raises(KeyError, match="no_such_flag"), override(no_such_flag=1):
             pass
 
 

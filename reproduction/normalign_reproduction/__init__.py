@@ -2,7 +2,7 @@
 
 Runs the experiments behind every table and figure of the paper, compares the results
 with the published numbers, and writes the report. `normalign reproduce`, `list`,
-`show`, `compare` and `report` are the commands.
+`show`, `compare`, `report` and `verify` are the commands.
 """
 
 __version__ = "0.1.0"

@@ -18,12 +18,24 @@ from typing import Any, NoReturn
 from normalign_reproduction._errors import complaint
 
 __all__ = [
-    "load_cache", "read_checked", "read_json", "settings_hash", "write_bytes",
-    "write_checked", "write_json",
+    "DamagedFile", "load_cache", "read_checked", "read_json", "settings_hash",
+    "write_bytes", "write_checked", "write_json",
 ]  # fmt: skip
 
 _CHECKSUM = "sha256"  # the key of a file's checksum
 _log = logging.getLogger(__name__)
+
+
+class DamagedFile(ValueError):
+    """A file that does not hold what was written to it.
+
+    Attributes
+    ----------
+    reason : str
+        In what it differs, for a message about the file in other words.
+    """
+
+    reason: str = ""
 
 
 def settings_hash(settings: Mapping[str, Any]) -> str:
@@ -79,8 +91,8 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        reason = f"{path} ({type(error).__name__}: {error})"
-        raise ValueError(complaint("read_json", "path", "JSON", reason)) from error
+        reason = f"{type(error).__name__}: {error}"
+        raise _damage("read_json", path, "JSON", reason) from error
 
 
 def write_checked(
@@ -97,7 +109,7 @@ def write_checked(
     >>> _ = path.write_text(path.read_text().replace("0.5", "0.7"))
     >>> read_checked(path)
     Traceback (most recent call last):
-    ValueError: read_checked: path must be a whole file, got ...file.json (...).
+    normalign_reproduction.files.DamagedFile: read_checked: path must be ... (...).
     """
     # As it will be read: tuples become lists, keys become text.
     plain = json.loads(json.dumps(content, allow_nan=False))
@@ -133,8 +145,7 @@ def read_checked(path: Path, *, unchecked: Container[Any] = ()) -> dict[str, Any
             same = False
         reason = "" if same else "its checksum does not fit its content"
     if reason:
-        got = f"{path} ({reason})"
-        raise ValueError(complaint("read_checked", "path", "a whole file", got))
+        raise _damage("read_checked", path, "a whole file", reason)
     return content
 
 
@@ -150,6 +161,12 @@ def load_cache(path: Path) -> dict[str, Any] | None:
     except ValueError as error:
         _log.warning("%s; it is made again", error)
         return None
+
+
+def _damage(callee: str, path: Path, rule: str, reason: str) -> DamagedFile:
+    error = DamagedFile(complaint(callee, "path", rule, f"{path} ({reason})"))
+    error.reason = reason
+    return error
 
 
 def _refuse(name: str) -> NoReturn:

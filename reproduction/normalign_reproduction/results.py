@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from normalign_reproduction._errors import complaint, require
-from normalign_reproduction.files import read_checked, settings_hash, write_checked
+from normalign_reproduction.files import (
+    DamagedFile,
+    read_checked,
+    settings_hash,
+    write_checked,
+)
 from normalign_reproduction.packing import packed_archive, unpacked_archive
 from normalign_reproduction.spec import Record, Run
 
@@ -153,7 +158,9 @@ def _archive_entries(path: Path) -> list[dict[str, Any]]:
 
 def _no_archive(path: Path, error: Exception) -> ValueError:
     """Return the complaint about a file that is no archive."""
-    got = f"{path} ({type(error).__name__}: {error})"
+    damaged = isinstance(error, DamagedFile)
+    reason = error.reason if damaged else f"{type(error).__name__}: {error}"
+    got = f"{path} ({reason})"
     remedy = "Remove the file, or get it again."
     rule = "an archive of results"
     return ValueError(complaint("read_archive", "path", rule, got, remedy))

@@ -196,7 +196,19 @@ def test_verify_adds_a_checksum_and_changes_nothing_else(tmp_path, capsys):
     assert last == f"{path}: 2 results, with a checksum"
     path.write_bytes(path.read_bytes().replace(b"0.5", b"0.7"))
     assert main(["verify", str(path)]) == 2
-    assert str(path) in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        f"read_archive: path must be an archive of results, got {path} (its checksum "
+        "does not fit its content). Remove the file, or get it again.\n"
+    )
+
+
+def test_verify_refuses_what_is_no_file(tmp_path, capsys):
+    for path in (tmp_path, tmp_path / "none.json"):
+        assert main(["verify", str(path)]) == 2
+        assert capsys.readouterr().err == (
+            "normalign verify: FILE must be an archive of results, "
+            f"got {path}, which is no file.\n"
+        )
 
 
 def test_the_archives_of_this_repository_are_whole():

@@ -2,7 +2,7 @@
 
 torch holds each of them once for the whole process. Two threads that save and restore
 one on their own can restore what the other has set, and leave it changed for good. So
-every change goes through :func:`changed`: under one lock the first caller saves a
+every change goes through :func:`override`: under one lock the first caller saves a
 setting, and the last one to leave restores it.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["FLAGS", "changed"]
+__all__ = ["FLAGS", "override"]
 
 Change = Callable[[Any], Callable[[], None]]
 
@@ -117,7 +117,7 @@ _LOCK = threading.Lock()
 
 
 @contextmanager
-def changed(**values: Any) -> Iterator[None]:
+def override(**values: Any) -> Iterator[None]:
     """Change settings of torch by their names in ``FLAGS``, and restore them.
 
     Other threads see the change while it lasts. Of several values that are asked for
@@ -126,7 +126,7 @@ def changed(**values: Any) -> Iterator[None]:
 
     Examples
     --------
-    >>> with changed(flash_attention=False):
+    >>> with override(flash_attention=False):
     ...     torch.backends.cuda.flash_sdp_enabled()
     False
     """

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from normalign.cli import say
+from normalign_reproduction._errors import require
 
 __all__ = ["add_to", "run"]
 
@@ -38,6 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
     )
 
     for path in arguments.files:
+        require(
+            path.is_file(), "normalign verify", "FILE", "an archive of results",
+            f"{path}, which is no file",
+        )  # fmt: skip
         count, whole = len(read_archive(path)), has_checksum(path)
         words = "with a checksum" if whole else "without a checksum"
         if arguments.update and not whole:

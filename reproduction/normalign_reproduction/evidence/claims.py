@@ -1,7 +1,7 @@
 """The rules of claims about curves: where they begin, where they end, what that says.
 
-Each function returns a ``check`` for :class:`~spec.Claim`: from records
-to a verdict for each value of a setting. A cell without records has no verdict.
+Each function returns a ``check`` for :class:`~normalign_reproduction.spec.Claim`: from
+records to a verdict for each value of a setting. A cell without records has no verdict.
 """
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ def _package(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         text = complaint(
             "peers", "method", "one whose package is installed", repr(name),
-            "Install the extra `peers`: normalign[peers].",
+            'Install it: pip install "normalign-reproduction[peers]".',
         )  # fmt: skip
         raise ModuleNotFoundError(text) from error
 

@@ -15,7 +15,8 @@ def curve_ends(figure: Figure, *, title: str = "Where the curves end") -> Table 
     """Return a table of the last values of a figure's curves, means over seeds.
 
     It has a row for each line, or for each point along an axis of settings. ``None``
-    for a figure that is not made of :class:`~reporting.panels.Panels`.
+    for a figure that is not made of
+    :class:`~normalign_reproduction.reporting.panels.Panels`.
     """
     panels = figure.draw
     if not isinstance(panels, Panels):

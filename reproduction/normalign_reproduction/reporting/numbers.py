@@ -22,8 +22,8 @@ def run_numbers(
     It has a row for each variant, and a column for each number or list of numbers that
     all results have: the median over the list and the seeds, the least and the
     greatest. ``None`` for a figure of
-    :class:`~reporting.panels.Panels`, for one that wants none, and
-    where the results have no such numbers.
+    :class:`~normalign_reproduction.reporting.panels.Panels`, for one that wants none,
+    and where the results have no such numbers.
     """
     if isinstance(figure.draw, Panels) or not figure.numbers or not records:
         return None

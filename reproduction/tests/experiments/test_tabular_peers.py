@@ -347,3 +347,8 @@ def test_progress_rises_over_the_folds():
     )  # fmt: skip
     assert [share for share, _ in heard] == [0.0, 0.25, 0.5, 0.75]
     assert heard[0][1] == "most frequent"
+
+
+def test_a_package_that_is_not_installed_names_its_extra():
+    with pytest.raises(ModuleNotFoundError, match=r"normalign-reproduction\[peers\]"):
+        tabular_peer_models._package("no_such_package")

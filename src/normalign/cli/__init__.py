@@ -67,10 +67,12 @@ def _add_missing(commands: Any, name: str) -> None:
         )  # fmt: skip
         raise ModuleNotFoundError(text)
 
+    # No word begins with this prefix, so `--full` and `--help` are arguments, too.
     parser = commands.add_parser(
-        name, allow_abbrev=False, help="needs the package normalign-reproduction"
-    )
-    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+        name, add_help=False, prefix_chars="\0",
+        help="needs the package normalign-reproduction",
+    )  # fmt: skip
+    parser.add_argument("words", nargs="*")
     parser.set_defaults(run=run)
 
 

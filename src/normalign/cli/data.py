@@ -123,9 +123,12 @@ def describe_source(entry: dict[str, Any]) -> str:
 def _source_named(name: str, callee: str) -> Source:
     from normalign.data import SOURCES
 
-    sources = dict(SOURCES)
-    sources |= {name: collection.source for name, collection in collections().items()}
-    require(name in sources, callee, "name", f"one of {', '.join(sources)}", repr(name))
+    tables = {name: collection.source for name, collection in collections().items()}
+    sources = {**SOURCES, **tables}
+    rule = f"one of {', '.join(sources)}"
+    more = "The package normalign-reproduction adds uci and tabarena."
+    remedy = "" if tables else more
+    require(name in sources, callee, "name", rule, repr(name), remedy)
     return sources[name]
 
 

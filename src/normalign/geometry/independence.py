@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from normalign._checks import complaint
-from normalign._torch_flags import changed
+from normalign._torch_flags import override
 from normalign.geometry.chunks import bytes_per_sample, default_budget
 from normalign.geometry.local_map import LocalMap
 from normalign.geometry.quirks import (
@@ -34,10 +34,10 @@ REORDERED = 16
 _ALONE = "a function of each sample alone"
 _MIXING = "Call model.eval() (BatchNorm, dropout), or freeze what mixes the samples."
 _POSITION = (
-    "A tensor with a row for each sample that the model keeps (a mask, an index) has "
-    "no place in it: the samples are worked through in chunks. Make it a part of x, or "
-    "measure one sample per call with its row set on the model. Random numbers and "
-    "sums along the batch have the same effect."
+    "Samples are measured in chunks, so the model must not keep a tensor with "
+    "a row for each sample (a mask, an index): make it a part of x, or measure one "
+    "sample per call with its row set on the model. Random numbers and sums along the "
+    "batch have the same effect."
 )
 
 
@@ -76,7 +76,7 @@ def check_rows_are_independent(
         ):
             return
         # TF32 and its like depend on the kernel, and this on the size of the batch.
-        with changed(
+        with override(
             cuda_matmul_precision="ieee",
             cudnn_conv_precision="ieee",
             onednn_matmul_precision="ieee",
@@ -121,7 +121,7 @@ def check_is_connected(local_map: LocalMap, x: Tensor) -> None:
         try:
             output = local_map._run(leaf)
         except RuntimeError as error:
-            if NOT_TORCH not in str(error):  # what comes next knows better why
+            if NOT_TORCH not in str(error):  # a later check gives the reason
                 return
             got = "one that leaves torch for NumPy"
             _complain(local_map, "differentiable in its input", got, TORCH_ONLY, error)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from normalign._checks import require
-from normalign._torch_flags import changed
+from normalign._torch_flags import override
 
 __all__ = [
     "ATTENTION_BY_PRODUCTS",
@@ -81,7 +81,7 @@ def remedy_for(model: Any) -> str:
     if type(model).__module__.partition(".")[0] == "normalign":
         return "Pass normalign.estimators.as_torch(model), once it is fitted."
     return (
-        "Pass normalign.estimators.as_torch(model): it knows linear models, "
+        "Pass normalign.estimators.as_torch(model): it supports linear models, "
         "multi-layer perceptrons, support vector machines, kernel ridge and pipelines "
         "of them. Trees, forests and neighbours are constant in pieces: they have no "
         "Jacobian."
@@ -170,7 +170,7 @@ def attention_with_derivatives() -> Iterator[None]:
     pieces inside the model run eagerly, for the same reason. These are settings of the
     whole process: other threads see them while they last.
     """
-    with changed(**ATTENTION_BY_PRODUCTS, compiler_stance="force_eager"):
+    with override(**ATTENTION_BY_PRODUCTS, compiler_stance="force_eager"):
         yield
 
 
@@ -181,7 +181,7 @@ def recurrence_with_derivatives() -> Iterator[None]:
     The fused ones of oneDNN have none without grad mode, those of cuDNN none in
     evaluation mode. Other threads see these settings while they last.
     """
-    with changed(onednn=False, cudnn=False):
+    with override(onednn=False, cudnn=False):
         yield
 
 

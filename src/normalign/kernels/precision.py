@@ -19,7 +19,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from normalign._torch_flags import changed
+from normalign._torch_flags import override
 from normalign.kernels.cuda import HALVES, kernels_for
 
 __all__ = [
@@ -40,7 +40,7 @@ def full_precision(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    with changed(cuda_matmul_precision="ieee"):
+    with override(cuda_matmul_precision="ieee"):
         yield
 
 
@@ -122,7 +122,7 @@ def subtract_product_(target: Tensor, rows: Factor, columns: Factor) -> Tensor:
     """``target -= rows @ columns^T``, in place."""
     if len(rows.parts) == 2:
         (high, low), (other_high, other_low) = rows.parts, columns.parts
-        with changed(cuda_matmul_precision="tf32"):
+        with override(cuda_matmul_precision="tf32"):
             target.addmm_(high, other_high.T, alpha=-1)
             target.addmm_(high, other_low.T, alpha=-1)
             return target.addmm_(low, other_high.T, alpha=-1)
@@ -163,7 +163,7 @@ def multiply_(rows: Tensor, matrix: Tensor, cut: Tensor | None = None) -> Tensor
     kernels, width = kernels_for(rows), rows.shape[1]
     even = width % 4 == 0 and rows.is_contiguous() and _has_tensor_cores(rows)
     if kernels is not None and cut is not None and even:
-        with changed(cuda_matmul_precision="tf32"):
+        with override(cuda_matmul_precision="tf32"):
             return torch.mm(kernels.tf32(rows), cut, out=rows)
     minus = torch.zeros_like(rows)
     subtract_product_(minus, Factor(rows), Factor(matrix.T))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from normalign._checks import complaint
-from normalign._torch_flags import changed
+from normalign._torch_flags import override
 from normalign.geometry.quirks import ATTENTION_BY_PRODUCTS
 from normalign.regularizers.calls import Call
 from normalign.regularizers.forms import PenaltyForm
@@ -114,7 +114,7 @@ class CompiledCall:
         state, place = {**parameters, **buffers}, self._eager.place
         heard = contextlib.nullcontext() if place is None else place.listening()
         # Traced as matrix products, attention has every derivative.
-        with changed(**ATTENTION_BY_PRODUCTS), heard:
+        with override(**ATTENTION_BY_PRODUCTS), heard:
             return self._run(model, state, x, noise, self.form, place)
 
     def _give_up(self, reason: str, *, depth: int) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normalign._checks import require, require_kind
-from normalign._torch_flags import changed
+from normalign._torch_flags import override
 from normalign.training.checkpoint import read_checkpoint, write_checkpoint
 from normalign.training.history import History
 from normalign.training.identity import (
@@ -223,7 +223,7 @@ class RobustTrainer:
         begun = time.perf_counter()
         epoch, i = self._done // self._steps + 1, self._done % self._steps
         # cuDNN tries its convolutions out on shapes that it has not seen.
-        with changed(cudnn_benchmark=True):
+        with override(cudnn_benchmark=True):
             self._take(epoch, i)
         self._done += 1
         self._seconds += time.perf_counter() - begun
