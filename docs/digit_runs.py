@@ -25,7 +25,7 @@ from normalign_reproduction._errors import require
 from normalign_reproduction.files import load_cache, settings_hash, write_checked
 from normalign_reproduction.store import read_tensors, write_tensors
 
-__all__ = ["RUNS", "TourRun", "TourSettings", "digits", "trained"]
+__all__ = ["RUNS", "DigitRun", "DigitSettings", "digits", "trained"]
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ MEASURES = (
 
 
 @dataclass(frozen=True)
-class TourSettings:
+class DigitSettings:
     """Everything a run depends on.
 
     Network, loss, optimizer and start are those of the released MNIST experiment with
@@ -80,14 +80,14 @@ RUNS = {"baseline": 0.0, "with penalty": 0.1}
 
 
 @dataclass(frozen=True)
-class TourRun:
+class DigitRun:
     """One trained network: its settings, its course and its states on the way.
 
     ``states`` holds the parameters at ``"start"``, ``"memorised"``, ``"generalised"``
     and ``"end"``; those that were not reached are missing.
     """
 
-    settings: TourSettings
+    settings: DigitSettings
     history: History
     states: dict[str, dict[str, Tensor]]
 
@@ -95,7 +95,7 @@ class TourRun:
         """Return the network as it was in one of the states."""
         known = state in self.states
         rule = f"one of {', '.join(self.states)}"
-        require(known, "TourRun.network", "state", rule, repr(state))
+        require(known, "DigitRun.network", "state", rule, repr(state))
         network = _untrained(self.settings)
         network.load_state_dict(self.states[state])
         return network.eval()
@@ -109,8 +109,8 @@ class TourRun:
 
 
 def trained(
-    settings: TourSettings, data: Dataset, folder: Path, label: str = ""
-) -> TourRun:
+    settings: DigitSettings, data: Dataset, folder: Path, label: str = ""
+) -> DigitRun:
     """Return the finished run with these settings, from the folder or by training it.
 
     Parameters
@@ -148,7 +148,7 @@ def trained(
     return run
 
 
-def _stored(settings: TourSettings, folder: Path) -> TourRun | None:
+def _stored(settings: DigitSettings, folder: Path) -> DigitRun | None:
     record, archive = (folder / f"{settings.key()}.{end}" for end in ("json", "npz"))
     content = load_cache(record)
     if content is None or not archive.is_file():
@@ -161,10 +161,10 @@ def _stored(settings: TourSettings, folder: Path) -> TourRun | None:
     for name, tensor in read_tensors(archive).items():
         state, parameter = name.split("/", 1)
         states.setdefault(state, {})[parameter] = tensor
-    return TourRun(settings, history, states)
+    return DigitRun(settings, history, states)
 
 
-def _train(settings: TourSettings, data: Dataset, label: str) -> TourRun:
+def _train(settings: DigitSettings, data: Dataset, label: str) -> DigitRun:
     network = _untrained(settings)
     optimizer = torch.optim.AdamW(
         network.parameters(),
@@ -206,10 +206,10 @@ def _train(settings: TourSettings, data: Dataset, label: str) -> TourRun:
             callback=follow,
         )
     states["end"] = _copy(network)
-    return TourRun(settings, history, states)
+    return DigitRun(settings, history, states)
 
 
-def digits(settings: TourSettings) -> Dataset:
+def digits(settings: DigitSettings) -> Dataset:
     """Return the digits, normalised and flattened to 784 numbers."""
     return load_digits_5000(
         n_train=settings.n_train,
@@ -220,7 +220,7 @@ def digits(settings: TourSettings) -> Dataset:
     )
 
 
-def _untrained(settings: TourSettings) -> nn.Sequential:
+def _untrained(settings: DigitSettings) -> nn.Sequential:
     generator = torch.Generator().manual_seed(settings.seed)
     widths = [784, *settings.hidden, 10]
     return mlp(widths, init_scale=settings.init_scale, generator=generator)
@@ -233,7 +233,7 @@ def _squared_error(output: Tensor, label: Tensor) -> Tensor:
 
 
 def _penalty(
-    settings: TourSettings,
+    settings: DigitSettings,
 ) -> Callable[[nn.Module, Tensor], tuple[Tensor, Tensor]]:
     # A stream of its own: the seed itself draws the initial weights.
     generator = torch.Generator().manual_seed(settings.seed + 1)
@@ -245,7 +245,7 @@ def _penalty(
     return penalty
 
 
-def _reached(row: dict[str, float], settings: TourSettings) -> list[str]:
+def _reached(row: dict[str, float], settings: DigitSettings) -> list[str]:
     """Return which of the two states a row of the history has reached."""
     memorised = row["train_accuracy"] > settings.memorised
     generalised = memorised and row["test_accuracy"] > settings.generalised

@@ -21,7 +21,7 @@ from pathlib import Path
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import torch
-from digit_runs import RUNS, TourRun, TourSettings, digits, trained
+from digit_runs import RUNS, DigitRun, DigitSettings, digits, trained
 from torch import Tensor
 
 from normalign.data import Dataset, load_digits_5000
@@ -49,7 +49,7 @@ def main() -> None:
         kept["numbers"] |= of_tables()
         kept["about_tables"] = provenance()
     else:
-        settings = TourSettings()
+        settings = DigitSettings()
         numbers = of_networks(settings) | of_tables()
         kept = {
             "numbers": numbers, "settings": settings.key(), "about": provenance()
@@ -71,7 +71,7 @@ def of_tables() -> dict[str, str]:
     return numbers
 
 
-def of_networks(settings: TourSettings) -> dict[str, str]:
+def of_networks(settings: DigitSettings) -> dict[str, str]:
     """Train or find the networks, draw and count."""
     data = digits(settings)
     folder = DOCS.parent / "out" / "figures" / "runs"
@@ -104,7 +104,7 @@ def save(figure: plt.Figure, name: str, *, dpi: int = 120) -> None:
     plt.close(figure)
 
 
-def curves(runs: dict[str, TourRun]) -> dict[str, str]:
+def curves(runs: dict[str, DigitRun]) -> dict[str, str]:
     """Draw accuracy, alignment and rank over training."""
     panels = {
         "test_accuracy": "test accuracy",
@@ -127,7 +127,7 @@ def curves(runs: dict[str, TourRun]) -> dict[str, str]:
     return numbers
 
 
-def centroids(run: TourRun, data: Dataset) -> dict[str, str]:
+def centroids(run: DigitRun, data: Dataset) -> dict[str, str]:
     """Draw digits over their centroids, early and late, and average the cosines."""
     numbers = {}
     x, y = data.x_train[:200], data.y_train[:200]
@@ -143,7 +143,7 @@ def centroids(run: TourRun, data: Dataset) -> dict[str, str]:
     return numbers
 
 
-def regions(run: TourRun, data: Dataset) -> dict[str, str]:
+def regions(run: DigitRun, data: Dataset) -> dict[str, str]:
     """Draw the regions around a digit, early and late, and count them."""
     three = one_of_each(data)[:3]
     plane = Slice.through(*three)

@@ -22,10 +22,10 @@ CORPUS = Path(__file__).with_name("corpus")
 PACKAGE = __name__.rpartition(".")[0]
 # Cases of each family in ten minutes on two cores. Shorter runs keep the ratio.
 QUOTAS = {
-    "kernel_machines": 2500,
-    "tables": 1500,
-    "geometry": 3000,
-    "resume": 200,
+    "kernel_machines": 6000,
+    "tables": 6000,
+    "geometry": 6000,
+    "resume": 1000,
     "files": 3000,
 }
 CASE_LIMIT_S = 120.0
