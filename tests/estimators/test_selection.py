@@ -374,3 +374,14 @@ def test_a_bar_counts_trajectories(capfd):
     told = capfd.readouterr()
     assert told.out == ""
     assert "8/8" in told.err
+
+
+@pytest.mark.filterwarnings("ignore:.* are not finite", "ignore:.*fewer than")
+@pytest.mark.parametrize("scoring", [None, "neg_log_loss"])
+def test_a_ridge_too_small_for_conjugate_gradients_loses_to_the_others(scoring):
+    x, y = [[0.0]] * 8 + [[1.0]] * 4, [0, 1] * 4 + [1, 1, 1, 0]
+    ridges = {"ridges": (1e-30, 1e-3), "solver": "cg", "n_iter": 1, "cv": 2}
+    search = RFAMClassifierCV(**ridges, scoring=scoring, random_state=0).fit(x, y)
+    assert search.best_params_["ridge"] == 1e-3
+    with pytest.raises(ValueError, match="ridge must be large enough for conjugate"):
+        search.set_params(ridges=(1e-30,)).fit(x, y)

@@ -152,3 +152,17 @@ class TestNoFalseAlarms:
 
     def test_recurrence(self):
         na.local_affine(Recurrent(nn.LSTM).eval(), torch.randn(40, 5, 6))
+
+
+def test_models_that_amplify_rounding_are_measured():
+    torch.manual_seed(0)
+    offset = nn.Sequential(nn.Linear(20, 32), nn.BatchNorm1d(32), nn.Linear(32, 3))
+    x = torch.rand(64, 20) * 0.01 + 1000
+    for _ in range(100):
+        offset(x)
+    outputs = na.local_geometry(offset.eval(), x)
+    assert outputs.jacobian_norm.isfinite().all()
+    # The same data with the offset's rounding, and a mask for each sample.
+    mask = 1 + torch.randn(64, 32)
+    with pytest.raises(ValueError, match="depends on the position"):
+        na.local_geometry(lambda x: offset[2](offset[:2](x) * mask[: len(x)]), x)

@@ -139,6 +139,7 @@ DIFFERENT = {
         torch.Generator().manual_seed(0), torch.Generator().manual_seed(1),
     ),
     "sets": ({1, 2}, {1, 3}),
+    "masks": (np.ma.array([1, 2], mask=[0, 1]), np.ma.array([1, 2], mask=[1, 0])),
 }  # fmt: skip
 
 
@@ -187,7 +188,9 @@ def test_what_has_no_content_to_compare_is_refused(value, got):
 
 
 CODE = """
+import argparse
 import torch
+import own_helpers
 from functools import wraps
 SCALE = {scale}
 TABLE = {{"power": 2}}
@@ -209,6 +212,20 @@ def calls_another(output, target):
 
 def reads_a_table(output, target):
     return output ** TABLE["power"]
+
+class Settings:
+    scale = {scale}
+
+ARGUMENTS = argparse.Namespace(scale={scale}, resume=False)
+
+def reads_an_attribute(output, target):
+    return ARGUMENTS.scale * output.mean()
+
+def reads_a_class(output, target):
+    return Settings.scale * output.mean()
+
+def calls_a_module(output, target):
+    return own_helpers.halve(output).mean()
 
 def has_a_default(output, target, scale={scale}):
     return scale * output.mean()
@@ -236,14 +253,20 @@ def written(tmp_path, monkeypatch):
         for old, new in replaced.values():
             text = text.replace(old, new)
         (tmp_path / "own_losses.py").write_text(text)
-        sys.modules.pop("own_losses", None)
+        helper = f"def halve(x):\n    return x / {half}\n"
+        (tmp_path / "own_helpers.py").write_text(helper)
+        forget()
         importlib.invalidate_caches()
         # Source and cache are compared by seconds and size: both may be as before.
         monkeypatch.setattr(sys, "dont_write_bytecode", True)
         return importlib.import_module("own_losses")
 
+    def forget():
+        for module in ("own_losses", "own_helpers"):
+            sys.modules.pop(module, None)
+
     yield write
-    sys.modules.pop("own_losses", None)
+    forget()
 
 
 @pytest.mark.parametrize(
@@ -252,6 +275,9 @@ def written(tmp_path, monkeypatch):
         ("reads_a_global", {"scale": 5.0}),
         ("calls_another", {"half": 3.0}),
         ("reads_a_table", {"table": ('"power": 2', '"power": 3')}),
+        ("reads_an_attribute", {"scale": 5.0}),
+        ("reads_a_class", {"scale": 5.0}),
+        ("calls_a_module", {"half": 3.0}),
         ("has_a_default", {"scale": 5.0}),
         ("has_a_constant", {"half": 3.0}),
         ("is_decorated", {"scale": 5.0}),
@@ -264,6 +290,21 @@ def test_functions_and_classes_count_by_their_code_and_what_they_read(
     before = name(getattr(written(), function))
     assert name(getattr(written(), function)) == before
     assert name(getattr(written(**change), function)) != before
+
+
+def test_names_that_are_no_globals_of_the_code_and_unread_settings_do_not_count(
+    written,
+):
+    module = written()
+    before = name(module.reads_an_attribute)
+    module.mean, module.ARGUMENTS.resume = 1.0, True
+    assert name(module.reads_an_attribute) == before
+
+
+def test_what_is_compiled_counts_as_what_it_was_made_of(written):
+    network, loss = square(), written().has_a_constant
+    assert name(torch.compile(network)) == name(network)
+    assert name(torch.compile(loss)) == name(loss)
 
 
 def test_another_process_finds_the_same_hash():

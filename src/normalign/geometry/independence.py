@@ -31,6 +31,9 @@ __all__ = ["check_is_connected", "check_rows_are_independent"]
 TOGETHER = 128
 REORDERED = 16
 
+# Largest part of an output that is taken for rounding.
+_ROUGH = 5e-2
+
 _ALONE = "a function of each sample alone"
 _MIXING = "Call model.eval() (BatchNorm, dropout), or freeze what mixes the samples."
 _POSITION = (
@@ -85,10 +88,12 @@ def check_rows_are_independent(
             alone = torch.cat([local_map._run(first), local_map._run(last)])
             together = local_map._run(batch)
             turned = local_map._run(batch.roll(1, 0)).roll(-1, 0)
-    if not _agree(local_map, together, turned, together):
+            amplified = _amplified_rounding(local_map, batch, together)
+    if not _agree(local_map, together, turned, together, amplified):
         got = "one whose output depends on the position in the batch"
         _complain(local_map, _ALONE, got, _POSITION)
-    if not _agree(local_map, together[[0, -1]], alone, together):
+    ends = amplified[[0, -1]]
+    if not _agree(local_map, together[[0, -1]], alone, together, ends):
         got = "one whose output for a sample differs when others are in the batch"
         _complain(local_map, _ALONE, got, _MIXING)
 
@@ -147,8 +152,35 @@ def _complain(
     raise ValueError(text) from error
 
 
-def _agree(local_map: LocalMap, one: Tensor, other: Tensor, together: Tensor) -> bool:
+def _amplified_rounding(local_map: LocalMap, batch: Tensor, together: Tensor) -> Tensor:
+    """Return how far rounding of its input moves the output for each sample.
+
+    Zero for a model whose outputs for the same batch differ: it is not rounding then.
+    """
+    nothing = together.new_zeros(len(together), dtype=torch.float64)
+    if not batch.is_floating_point():
+        return nothing
+    again = local_map._run(batch)
+    if not _agree(local_map, again, together, together):
+        return nothing
+    eps = _coarsest(local_map, together)
+    signs = torch.arange(batch[0].numel(), device=batch.device).cos().sign()
+    moved = local_map._run(batch * (1 + eps * signs.to(batch.dtype).view_as(batch[0])))
+    return (moved.double() - together.double()).norm(dim=1)
+
+
+def _agree(
+    local_map: LocalMap,
+    one: Tensor,
+    other: Tensor,
+    together: Tensor,
+    amplified: Tensor | None = None,
+) -> bool:
     """Whether two runs of the same samples differ by no more than rounding.
+
+    ``amplified`` is what rounding does to each sample in a model that amplifies it
+    (many recurrent steps, inputs with a large offset): ten times that is allowed, up to
+    a few percent of the output.
 
     Rows that are not finite say nothing. An output near zero has the rounding of the
     larger terms that cancel in it, so that a row's scale is at least the mean one.
@@ -159,7 +191,10 @@ def _agree(local_map: LocalMap, one: Tensor, other: Tensor, together: Tensor) ->
     typical = sizes.mean() if len(sizes) else sizes.new_zeros(())
     scale = torch.maximum(one.norm(dim=1), other.norm(dim=1)).clamp_min(typical)
     error = (one - other).norm(dim=1)
-    wrong = error > _tolerance(local_map, together) * scale + 1e-30
+    allowed = _tolerance(local_map, together) * scale
+    if amplified is not None:
+        allowed = torch.maximum(allowed, (10 * amplified).minimum(_ROUGH * scale))
+    wrong = error > allowed + 1e-30
     return not bool((wrong & torch.isfinite(scale)).any())
 
 
@@ -171,13 +206,18 @@ def _tolerance(local_map: LocalMap, output: Tensor) -> float:
     1e-3 and more. What is float64 may have been float32 inside. Half precision has
     two to three digits.
     """
+    coarsest = _coarsest(local_map, output)
+    if coarsest <= torch.finfo(torch.float64).eps:
+        return 1e-6
+    return 1e-4 if coarsest <= torch.finfo(torch.float32).eps else _ROUGH
+
+
+def _coarsest(local_map: LocalMap, output: Tensor) -> float:
+    """Return the largest rounding unit of the model's numbers."""
     dtypes = [output.dtype]
     if isinstance(local_map.model, nn.Module):
         state = (*local_map.model.parameters(), *local_map.model.buffers())
         dtypes += [t.dtype for t in state if t.is_floating_point()]
     if torch.is_autocast_enabled(output.device.type):
         dtypes.append(torch.get_autocast_dtype(output.device.type))
-    coarsest = max(torch.finfo(dtype).eps for dtype in dtypes)
-    if coarsest <= torch.finfo(torch.float64).eps:
-        return 1e-6
-    return 1e-4 if coarsest <= torch.finfo(torch.float32).eps else 5e-2
+    return max(torch.finfo(dtype).eps for dtype in dtypes)

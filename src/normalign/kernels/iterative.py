@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from normalign._checks import complaint, require
+from normalign._checks import complaint
 from normalign.kernels.digits import LOST_SHARE, lost_digits, lost_share
 from normalign.kernels.gradients import expansion_of_sides
 from normalign.kernels.memory import (
@@ -28,7 +28,14 @@ from normalign.kernels.memory import (
     Needs,
     fits_in_double,
 )
-from normalign.kernels.system import OVERWRITTEN, Solved, Solver, Spare, System
+from normalign.kernels.system import (
+    OVERWRITTEN,
+    RidgeTooSmall,
+    Solved,
+    Solver,
+    Spare,
+    System,
+)
 from normalign.kernels.tiles import spans
 
 __all__ = ["IterativeSolution", "solve_iteratively"]
@@ -102,8 +109,8 @@ def solve_iteratively(
 
     Raises
     ------
-    ValueError
-        If no step came nearer to a solution than zeros are.
+    RidgeTooSmall
+        A ``ValueError``, if no step came nearer to a solution than zeros are.
     """
     if spare is not None:
         spare.release()
@@ -127,11 +134,10 @@ def solve_iteratively(
     least = f"{float(system.ridges.min()):.1e}"
 
     def require_progress(progress: bool) -> None:
-        require(
-            progress, solver.callee, "ridge",
-            "large enough for conjugate gradients to approach a solution", least,
-            'Raise ridge, or use solver="cholesky".',
-        )  # fmt: skip
+        if not progress:
+            rule = "large enough for conjugate gradients to approach a solution"
+            remedy = 'Raise ridge, or use solver="cholesky".'
+            raise RidgeTooSmall(complaint(solver.callee, "ridge", rule, least, remedy))
 
     coef, steps, residual = solved(y.double(), solver.tolerance, solver.max_steps)
     require_progress(residual < 1)  # that of zeros
@@ -225,7 +231,7 @@ def _factorise(core: Tensor, factor: Tensor, callee: str) -> None:
         torch.linalg.cholesky_ex(core, out=(factor, failure))
         if not failure:
             return
-    raise ValueError(
+    raise RidgeTooSmall(
         complaint(
             callee,
             "ridge",

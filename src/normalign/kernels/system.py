@@ -22,6 +22,7 @@ from normalign.kernels.sides import Sides
 
 __all__ = [
     "OVERWRITTEN",
+    "RidgeTooSmall",
     "Solution",
     "Solved",
     "Solver",
@@ -34,6 +35,10 @@ OVERWRITTEN = (
     "left_out and room work until the next iteration is asked for, whose solve takes "
     "the memory of the factor that they need. Ask before, or keep what they return."
 )
+
+
+class RidgeTooSmall(ValueError):
+    """Raised by a solver that came no nearer to a solution; a search goes on."""
 
 
 @dataclass(frozen=True)

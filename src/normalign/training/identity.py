@@ -7,6 +7,7 @@ their content, and what has no content that a later process could compare is ref
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
 import inspect
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from normalign._checks import complaint
+from normalign.geometry.quirks import unwrapped
 from normalign.training.checkpoint import CheckpointRefused, fingerprint
 
 __all__ = [
@@ -104,7 +106,7 @@ def _refusal(callee: str, argument: str) -> Iterator[None]:
 def identify_structure(callee: str, argument: str, network: nn.Module) -> str:
     """Return a hash of a network apart from its numbers; see :func:`identify`."""
     with _refusal(callee, argument):
-        return fingerprint({"content": _structure(network, ())})
+        return fingerprint({"content": _structure(unwrapped(network), ())})
 
 
 def identify_run(callee: str, ingredients: Mapping[str, Any]) -> dict[str, str]:
@@ -154,7 +156,7 @@ def _content(value: Any, above: tuple[int, ...]) -> Any:
     above = (*above, id(value))
     if isinstance(value, Tensor):
         return ["tensor", type(value).__name__, digest(value), value.requires_grad]
-    if isinstance(value, np.ndarray) and value.dtype != object:
+    if type(value) is np.ndarray and value.dtype != object:
         digits = hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()
         return ["array", value.dtype.str, list(value.shape), digits]
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
@@ -165,9 +167,9 @@ def _content(value: Any, above: tuple[int, ...]) -> Any:
     if type(value) is dict:
         return ["dict", *_items(value, above)]
     if isinstance(value, nn.Module):
-        return _module(value, above)
+        return _module(unwrapped(value), above)  # a compiled one computes the same
     if isinstance(value, FunctionType):
-        return _function(value)
+        return _function(unwrapped(value))
     if isinstance(value, type):
         return _class(value)
     if isinstance(value, ModuleType):
@@ -269,7 +271,8 @@ def _function(function: FunctionType) -> Any:
 
 
 def _is_library(value: Any) -> bool:
-    package = value.__module__.partition(".")[0]
+    name = value.__name__ if isinstance(value, ModuleType) else value.__module__
+    package = (name or "").partition(".")[0]
     return package in _LIBRARIES or package in sys.stdlib_module_names
 
 
@@ -289,9 +292,10 @@ def _name(value: Any, kind: str) -> list[str]:
 
 
 def _code(function: FunctionType) -> Any:
-    """Return the code of a function and of those of its module that it may call.
+    """Return the code of a function and of the user's functions that it may call.
 
-    With their defaults and the plain values that they read: numbers, text, tensors.
+    With their defaults and the plain values that they read (numbers, text, tensors), as
+    globals or as attributes of global objects.
     """
     found: dict[int, Any] = {}
     waiting = [function]
@@ -300,8 +304,7 @@ def _code(function: FunctionType) -> Any:
         if id(one) in found:
             continue
         codes = _codes(one.__code__)
-        names = sorted({name for code in codes for name in code.co_names})
-        read = {n: one.__globals__[n] for n in names if n in one.__globals__}
+        read = _read_globals(one, codes)
         for name, cell in zip(
             one.__code__.co_freevars, one.__closure__ or (), strict=True
         ):
@@ -316,9 +319,27 @@ def _code(function: FunctionType) -> Any:
         waiting += [
             value
             for value in read.values()
-            if isinstance(value, FunctionType) and value.__module__ == one.__module__
+            if isinstance(value, FunctionType) and not _is_library(value)
         ]
     return sorted(found.values(), key=lambda entry: fingerprint({"": entry}))
+
+
+def _read_globals(function: FunctionType, codes: list[CodeType]) -> dict[str, Any]:
+    """Return the global values that code reads, and their attributes that it names."""
+    names, attributes = set[str](), set[str]()
+    for code in codes:
+        for step in dis.get_instructions(code):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                names.add(step.argval)
+            elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                attributes.add(step.argval)
+    read = {n: v for n, v in function.__globals__.items() if n in names}
+    for name, value in list(read.items()):
+        named = isinstance(value, type | FunctionType | ModuleType)
+        if not (named and _is_library(value)):
+            own = getattr(value, "__dict__", {})
+            read |= {f"{name}.{k}": own[k] for k in attributes if k in own}
+    return read
 
 
 def _plain_value(value: Any) -> Any:

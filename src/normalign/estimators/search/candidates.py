@@ -120,8 +120,12 @@ def check_scores(callee: str, results: dict[str, Any], found: list[Trajectory]) 
     ValueError
         If there is no candidate with a mean score.
     """
+    scored = not np.isnan(results["mean_test_score"]).all()
+    failure = next((one.failure for one in found if one.failure), None)
+    if failure and not scored:
+        raise failure
     require(
-        not np.isnan(results["mean_test_score"]).all(), callee, "scoring",
+        scored, callee, "scoring",
         "such that a candidate has a score on every split", "NaN for all of them",
         "Look at what the scorer does with rows of a single split.",
     )  # fmt: skip

@@ -19,6 +19,7 @@ from normalign.estimators.search.folds import Fold, words_of
 from normalign.estimators.tables.arrays import checked_features
 from normalign.estimators.tables.targets import split_blocks
 from normalign.estimators.whole import WholeFit
+from normalign.kernels.system import RidgeTooSmall
 
 __all__ = ["AskedScore", "OnCopies", "Step", "UsualScore"]
 
@@ -115,6 +116,8 @@ class AskedScore:
         shown = x if self.fold.shown is None else self.fold.shown
         try:
             return float(self.scorer(view, shown, y, **more))
+        except RidgeTooSmall:
+            raise
         except Exception as error:  # a scorer is the caller's code
             raise self._in_our_words(error) from error
 

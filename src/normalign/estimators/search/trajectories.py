@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from normalign.estimators.seeds import two_seeds
 from normalign.estimators.tables.arrays import Origin
 from normalign.estimators.whole import CALIBRATION_ROWS, kept, left_out
 from normalign.estimators.workers import Clock, Pace, shared_threads
+from normalign.kernels.system import RidgeTooSmall
 
 __all__ = [
     "Trajectory",
@@ -62,10 +64,14 @@ class TrajectoryJob:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Scores of iterations 0, 1, ... and the seconds until each of them."""
+    """Scores of iterations 0, 1, ... and the seconds until each of them.
+
+    ``failure`` is the error that ended it, if there was one; its score is NaN.
+    """
 
     scores: list[float]
     seconds: list[float]
+    failure: RidgeTooSmall | None = None
 
 
 def rounds_left(job: int, n_folds: int, n_jobs: int) -> int:
@@ -110,11 +116,14 @@ def scored_trajectory(job: TrajectoryJob) -> Trajectory:
             judge = AskedScore(
                 job.fold, problem, job.scorer, job.parameters, job.callee
             )
-        for step in _steps(plain, problem):
-            seconds.append(time.monotonic() - started)
-            scores.append(judge(step))
-            if not pace.another():
-                break
+        try:
+            for step in _steps(plain, problem):
+                seconds.append(time.monotonic() - started)
+                scores.append(judge(step))
+                if not pace.another():
+                    break
+        except RidgeTooSmall as error:  # the other candidates have other ridges
+            return Trajectory([*scores, math.nan], seconds, error)
         return Trajectory(scores, seconds)
 
 
