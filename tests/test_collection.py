@@ -13,9 +13,9 @@ import pytest
 from tests.conftest import OPTIONAL
 
 TESTS = Path(__file__).parent
-# What `pip install normalign pytest` brings; torch needs mpmath, rich markdown_it.
+# What `pip install normalign pytest` brings; torch needs mpmath.
 ALWAYS = {
-    "joblib", "markdown_it", "mpmath", "normalign", "numpy", "pytest", "rich", "scipy",
+    "joblib", "mpmath", "normalign", "numpy", "pytest", "rich", "scipy",
     "sklearn", "tests", "threadpoolctl", "torch", "tqdm",
 }  # fmt: skip
 # Modules of the repository in folders that some tests put on the path.
