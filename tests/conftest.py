@@ -11,8 +11,8 @@ import pytest
 # that the rest runs on a machine with torch, scikit-learn and pytest alone.
 OPTIONAL = {
     "array_api_strict", "art", "catboost", "distributed", "foolbox", "hypothesis",
-    "markdown_it", "matplotlib", "mlxtend", "normalign_reproduction", "numba", "pandas", "pooch",
-    "pytorch_optimizer", "safetensors", "skops", "xrfm",
+    "markdown_it", "matplotlib", "mlxtend", "normalign_reproduction", "numba",
+    "pandas", "pooch", "pytorch_optimizer", "safetensors", "skops", "xrfm",
 }  # fmt: skip
 
 try:
