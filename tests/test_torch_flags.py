@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 
@@ -24,6 +25,7 @@ def stance():
     return eval_frame._stance.stance
 
 
+_torch_flags_file = override.__wrapped__.__code__.co_filename
 CUDA = torch.backends.cuda
 READ = {
     "attention_fast_path": torch.backends.mha.get_fastpath_enabled,
@@ -153,7 +155,35 @@ def test_threads_restore_the_flags_whatever_they_were(original):
         CUDA.enable_flash_sdp(True)
 
 
-class TestChanged:
+def test_ctrl_c_while_flags_change_leaves_none_changed():
+    before, lines, tracer = flags(), 0, sys.gettrace()
+
+    def trace(frame, event, argument):
+        nonlocal lines
+        inside = frame.f_code.co_name in ("enter", "leave", "write")
+        if event == "line" and inside and frame.f_code.co_filename == _torch_flags_file:
+            lines += 1
+            if lines == interrupted:
+                raise KeyboardInterrupt
+        return trace
+
+    for interrupted in range(1, 1000):
+        lines = 0
+        sys.settrace(trace)
+        try:
+            with override(flash_attention=False, compiler_stance="force_eager"):
+                pass
+        except KeyboardInterrupt:
+            pass
+        else:
+            break  # it has fewer lines than that
+        finally:
+            sys.settrace(tracer)  # that of coverage
+        assert flags() == before, f"interrupted at line {interrupted} of the change"
+    assert interrupted > 10
+
+
+class TestOverride:
     def test_requests_that_end_out_of_order(self):
         first, second = override(flash_attention=False), override(flash_attention=False)
         first.__enter__()

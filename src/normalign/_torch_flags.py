@@ -17,39 +17,6 @@ import torch
 
 __all__ = ["FLAGS", "override"]
 
-Change = Callable[[Any], Callable[[], None]]
-
-
-class _Flag:
-    """One setting, and the values that are asked for at the moment.
-
-    Parameters
-    ----------
-    change : callable
-        Sets a value and returns a function that undoes it.
-    """
-
-    def __init__(self, change: Change) -> None:
-        self._change = change
-        self._requests: list[_Request] = []
-        self._restore: Callable[[], None] | None = None
-
-    def enter(self, request: _Request) -> None:
-        if not self._requests:
-            self._restore = self._change(request.value)
-        elif self._requests[-1].value != request.value:
-            self._change(request.value)
-        self._requests.append(request)
-
-    def leave(self, request: _Request) -> None:
-        before = self._requests[-1].value
-        self._requests.remove(request)
-        if not self._requests:
-            assert self._restore is not None
-            self._restore()
-        elif self._requests[-1].value != before:
-            self._change(self._requests[-1].value)
-
 
 class _Request:
     """A value that one caller asks for; equal to no other request."""
@@ -58,60 +25,80 @@ class _Request:
         self.value = value
 
 
-def _by_functions(read: Callable[[], Any], write: Callable[[Any], None]) -> Change:
-    def change(value: Any) -> Callable[[], None]:
-        before = read()
-        write(value)
-        return lambda: write(before)
+class _Flag:
+    """One setting, and the values that are asked for at the moment.
 
-    return change
+    Ctrl-C may interrupt both methods anywhere: what is written is always known to be
+    asked for already, and :meth:`leave` can be repeated.
+    """
+
+    def __init__(self, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
+        self._read, self._write = read, write
+        self._requests: list[_Request] = []
+        self._original: Any = None
+
+    def enter(self, request: _Request) -> None:
+        if not self._requests:
+            self._original = self._read()
+        self._requests.append(request)
+        self._write(request.value)
+
+    def leave(self, request: _Request) -> None:
+        if request in self._requests:
+            others = [other for other in self._requests if other is not request]
+            self._write(others[-1].value if others else self._original)
+            self._requests = others
 
 
-def _by_attribute(holder: Any, name: str) -> Change:
-    return _by_functions(
+class _CompilerStance:
+    """How torch.compile behaves; torch restores a value but cannot be asked for it."""
+
+    ORIGINAL = "original"
+
+    def __init__(self) -> None:
+        self._changes: list[Any] = []
+
+    def read(self) -> str:
+        return self.ORIGINAL
+
+    def write(self, value: str) -> None:
+        if value != self.ORIGINAL:
+            self._changes.append(torch.compiler.set_stance(value))
+            return
+        while self._changes:
+            self._changes[-1].__exit__(None, None, None)
+            self._changes.pop()
+
+
+def _attribute(holder: Any, name: str) -> _Flag:
+    return _Flag(
         lambda: getattr(holder, name), lambda value: setattr(holder, name, value)
     )
 
 
-def _compiler_stance(value: str) -> Callable[[], None]:
-    stance = torch.compiler.set_stance(value)
-    return lambda: stance.__exit__(None, None, None)
-
-
+_stance = _CompilerStance()
 _cuda = torch.backends.cuda
+_cudnn: Any = torch.backends.cudnn
+_mkldnn: Any = torch.backends.mkldnn
 FLAGS = {
     "attention_fast_path": _Flag(
-        _by_functions(
-            torch.backends.mha.get_fastpath_enabled,
-            torch.backends.mha.set_fastpath_enabled,
-        )
+        torch.backends.mha.get_fastpath_enabled,
+        torch.backends.mha.set_fastpath_enabled,
     ),
-    "flash_attention": _Flag(
-        _by_functions(_cuda.flash_sdp_enabled, _cuda.enable_flash_sdp)
-    ),
+    "flash_attention": _Flag(_cuda.flash_sdp_enabled, _cuda.enable_flash_sdp),
     "memory_efficient_attention": _Flag(
-        _by_functions(_cuda.mem_efficient_sdp_enabled, _cuda.enable_mem_efficient_sdp)
+        _cuda.mem_efficient_sdp_enabled, _cuda.enable_mem_efficient_sdp
     ),
-    "cudnn_attention": _Flag(
-        _by_functions(_cuda.cudnn_sdp_enabled, _cuda.enable_cudnn_sdp)
-    ),
-    "math_attention": _Flag(
-        _by_functions(_cuda.math_sdp_enabled, _cuda.enable_math_sdp)
-    ),
-    "compiler_stance": _Flag(_compiler_stance),
-    "onednn": _Flag(_by_attribute(torch.backends.mkldnn, "enabled")),
-    "cudnn": _Flag(_by_attribute(torch.backends.cudnn, "enabled")),
-    "cudnn_benchmark": _Flag(_by_attribute(torch.backends.cudnn, "benchmark")),
-    "cuda_matmul_precision": _Flag(_by_attribute(_cuda.matmul, "fp32_precision")),
-    "onednn_matmul_precision": _Flag(
-        _by_attribute(torch.backends.mkldnn.matmul, "fp32_precision")  # pyright: ignore
-    ),
-    "onednn_conv_precision": _Flag(
-        _by_attribute(torch.backends.mkldnn.conv, "fp32_precision")  # pyright: ignore
-    ),
-    "cudnn_conv_precision": _Flag(
-        _by_attribute(torch.backends.cudnn.conv, "fp32_precision")  # pyright: ignore
-    ),
+    "cudnn_attention": _Flag(_cuda.cudnn_sdp_enabled, _cuda.enable_cudnn_sdp),
+    "math_attention": _Flag(_cuda.math_sdp_enabled, _cuda.enable_math_sdp),
+    "compiler_stance": _Flag(_stance.read, _stance.write),
+    "onednn": _attribute(_mkldnn, "enabled"),
+    "cudnn": _attribute(_cudnn, "enabled"),
+    "cudnn_benchmark": _attribute(_cudnn, "benchmark"),
+    "cuda_matmul_precision": _attribute(_cuda.matmul, "fp32_precision"),
+    "onednn_matmul_precision": _attribute(_mkldnn.matmul, "fp32_precision"),
+    "onednn_conv_precision": _attribute(_mkldnn.conv, "fp32_precision"),
+    "cudnn_conv_precision": _attribute(_cudnn.conv, "fp32_precision"),
 }
 _LOCK = threading.Lock()
 
@@ -130,15 +117,27 @@ def override(**values: Any) -> Iterator[None]:
     ...     torch.backends.cuda.flash_sdp_enabled()
     False
     """
-    requests: list[tuple[_Flag, _Request]] = []
+    requests = [(FLAGS[name], _Request(value)) for name, value in values.items()]
     try:
         with _LOCK:
-            for name, value in values.items():
-                flag, request = FLAGS[name], _Request(value)
+            for flag, request in requests:
                 flag.enter(request)
-                requests.append((flag, request))
         yield
     finally:
-        with _LOCK:
-            for flag, request in reversed(requests):
-                flag.leave(request)
+        _leave(requests)
+
+
+def _leave(requests: list[tuple[_Flag, _Request]]) -> None:
+    """End requests, also if Ctrl-C comes meanwhile; it is raised when they are."""
+    interrupt: KeyboardInterrupt | None = None
+    while requests:
+        try:
+            with _LOCK:
+                while requests:
+                    flag, request = requests[-1]
+                    flag.leave(request)
+                    requests.pop()
+        except KeyboardInterrupt as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt

@@ -69,6 +69,9 @@ def identify(callee: str, argument: str, value: Any) -> str:
     that they read; other objects by what ``describe()`` returns, if they have it, and
     by what pickle would store otherwise.
 
+    Of a network or another object that a function reads as a global value only the
+    class counts: make it an attribute of a callable object, so that its content does.
+
     Parameters
     ----------
     callee, argument : str
