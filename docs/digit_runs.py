@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -21,9 +20,9 @@ from normalign.geometry import local_geometry
 from normalign.nn import mlp
 from normalign.regularizers import augmented_norm
 from normalign.training import History, train
+from normalign.training.checkpoint import read_checkpoint, write_checkpoint
 from normalign_reproduction._errors import require
-from normalign_reproduction.files import load_cache, settings_hash, write_checked
-from normalign_reproduction.store import read_tensors, write_tensors
+from normalign_reproduction.files import settings_hash
 
 __all__ = ["RUNS", "DigitRun", "DigitSettings", "digits", "trained"]
 
@@ -116,7 +115,7 @@ def trained(
     Parameters
     ----------
     folder : Path
-        Where finished runs are kept, one JSON and one NumPy archive for each.
+        Where finished runs are kept, one checkpoint for each.
     label : str
         Name on the progress bar; empty for no bar.
 
@@ -136,29 +135,27 @@ def trained(
         for state, tensors in run.states.items()
         for name, value in tensors.items()
     }
-    key = settings.key()
-    states = write_tensors(folder / f"{key}.npz", flat)
-    # Written last: its presence says that the run is finished.
-    content = {
-        "settings": asdict(settings),
-        "history": run.history.to_dict(),
-        "states": hashlib.sha256(states.read_bytes()).hexdigest(),
-    }
-    write_checked(folder / f"{key}.json", content)
+    record = {"settings": asdict(settings), "history": run.history.to_dict()}
+    write_checkpoint(_path(settings, folder), flat, record)
     return run
 
 
+def _path(settings: DigitSettings, folder: Path) -> Path:
+    return folder / f"{settings.key()}.safetensors"
+
+
 def _stored(settings: DigitSettings, folder: Path) -> DigitRun | None:
-    record, archive = (folder / f"{settings.key()}.{end}" for end in ("json", "npz"))
-    content = load_cache(record)
-    if content is None or not archive.is_file():
+    path = _path(settings, folder)
+    if not path.is_file():
         return None
-    if hashlib.sha256(archive.read_bytes()).hexdigest() != content.get("states"):
-        _log.warning("%s is damaged; its run is done again", archive)
+    try:
+        checkpoint = read_checkpoint(path)
+    except ValueError as error:
+        _log.warning("%s; its run is done again", error)
         return None
-    history = History.from_dict(content["history"])
+    history = History.from_dict(checkpoint.record["history"])
     states: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in read_tensors(archive).items():
+    for name, tensor in checkpoint.tensors.items():
         state, parameter = name.split("/", 1)
         states.setdefault(state, {})[parameter] = tensor
     return DigitRun(settings, history, states)

@@ -2,73 +2,28 @@
 
 from __future__ import annotations
 
-import io
 import os
 import platform
-import struct
 import subprocess
-import zipfile
-import zlib
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 import normalign
-from normalign_reproduction._errors import complaint, require
 from normalign_reproduction.files import settings_hash, write_bytes, write_json
 
 __all__ = [
     "commit",
     "device_name",
     "provenance",
-    "read_tensors",
     "settings_hash",
     "write_bytes",
     "write_json",
-    "write_tensors",
 ]
 
-# What NumPy and zipfile raise for files that are damaged.
-_UNREADABLE = (
-    zipfile.BadZipFile, ValueError, LookupError, TypeError, EOFError, RuntimeError,
-    struct.error, zlib.error, SyntaxError, OverflowError, AttributeError, OSError,
-)  # fmt: skip
 _PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "matplotlib", "mlxtend")
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Path:
-    """Write named tensors as a NumPy archive, which holds numbers and nothing else."""
-    buffer = io.BytesIO()
-    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
-    # Without allow_pickle=False, which NumPy 1.26 would store as one more array.
-    np.savez(buffer, **arrays)  # pyright: ignore[reportArgumentType]
-    return write_bytes(path, buffer.getvalue())
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors that :func:`write_tensors` wrote.
-
-    Raises
-    ------
-    ValueError
-        If the file is no such archive.
-    """
-    rule, remedy = "a NumPy archive of arrays", "Remove it; it is made again."
-    with path.open("rb") as file:
-        whole = file.read(2) == b"PK"
-    require(whole, "read_tensors", "path", rule, str(path), remedy)
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: torch.from_numpy(archive[name]) for name in archive.files}
-    except _UNREADABLE as error:
-        got = f"{path} ({type(error).__name__}: {error})"
-        text = complaint("read_tensors", "path", rule, got, remedy)
-        raise ValueError(text) from error
 
 
 def provenance() -> dict[str, Any]:

@@ -1,8 +1,6 @@
 import json
 import os
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -10,11 +8,9 @@ from hypothesis import strategies as st
 
 from normalign_reproduction.store import (
     provenance,
-    read_tensors,
     settings_hash,
     write_bytes,
     write_json,
-    write_tensors,
 )
 
 SETTINGS = st.dictionaries(st.text(), st.integers() | st.text() | st.floats(0, 1))
@@ -57,28 +53,6 @@ def test_json_without_a_meaning_elsewhere_is_refused(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(tmp_path / "a.json", {"x": float("nan")})
     assert not list(tmp_path.iterdir())
-
-
-def test_tensors_come_back_the_same(tmp_path):
-    tensors = {"end/0.weight": torch.randn(2, 3), "start/n": torch.arange(4)}
-    back = read_tensors(write_tensors(tmp_path / "states.npz", tensors))
-    assert back.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert torch.equal(back[name], tensor)
-        assert back[name].dtype == tensor.dtype
-
-
-def test_a_file_that_is_no_archive_is_refused(tmp_path):
-    path = write_bytes(tmp_path / "states.npz", b"\x80\x04 a pickle")
-    with pytest.raises(ValueError, match="read_tensors: path must be a NumPy archive"):
-        read_tensors(path)
-
-
-def test_an_archive_with_objects_is_not_unpickled(tmp_path):
-    path = Path(tmp_path / "states.npz")
-    np.savez(path, bad=np.array([{"a": 1}], dtype=object))
-    with pytest.raises(ValueError, match="allow_pickle"):
-        read_tensors(path)
 
 
 def test_provenance_names_what_made_a_number():

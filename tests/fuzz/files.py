@@ -43,7 +43,6 @@ from normalign_reproduction.results import Store, read_archive, write_archive
 from normalign_reproduction.running.plan import Batch, opened, remember
 from normalign_reproduction.running.workers import Notes, notes_of
 from normalign_reproduction.spec import Record, Run
-from normalign_reproduction.store import read_tensors, write_tensors
 
 MISSING = "missing"
 
@@ -125,13 +124,21 @@ def _write_archive(folder: Path, seed: int) -> Path:
 
 
 def _read_archive(path: Path) -> Any:
-    before = path.read_bytes() if path.is_file() else b""
+    before = _version(path)
     store = Store(path.parent / "own", archives=[path])
     through = [store.read(_run(i)) for i in range(3)]
     found = [(r.run, r.result, r.made) for r in read_archive(path)]
-    if path.read_bytes() == before:  # not just written by another process
+    if before == _version(path):  # not replaced by another process in between
         assert [(r.run, r.result, r.made) for r in through if r] == _in_order(found)
     return found
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """Return what changes with every replacement, also by the same content."""
+    if not path.is_file():
+        return None
+    status = path.stat()
+    return status.st_ino, status.st_ctime_ns
 
 
 def _in_order(found: list[Any]) -> list[Any]:
@@ -205,15 +212,6 @@ def _no_package() -> Any:
 
 def _short_fingerprint(words: Any, seen: Any) -> str:
     return hashlib.sha256(repr((words, list(seen))).encode()).hexdigest()
-
-
-def _write_arrays(folder: Path, seed: int) -> Path:
-    tensors = {k: v for k, v in _tensors(seed).items() if v.dtype != torch.bfloat16}
-    return write_tensors(folder / "t.npz", tensors)
-
-
-def _read_arrays(path: Path) -> Any:
-    return _bits(read_tensors(path))
 
 
 def _content(seed: int) -> bytes:
@@ -327,14 +325,13 @@ FORMATS = {
     "notes": Format(_write_notes, _read_notes),
     "batch": Format(_write_batch, _read_batch),
     "memory": Format(_write_memory, _read_memory),
-    "arrays": Format(_write_arrays, _read_arrays),
     "download": Format(_write_download, _read_download, kept=False),
     "list": Format(_write_list, _read_list, kept=False),
     "ensemble": _trainer("ensemble"),
     "robust": _trainer("robust"),
 }
 # Formats whose writers are ours in full: a fault in them is reported or without effect.
-WRITTEN = ["checkpoint", "result", "archive", "kept", "batch", "arrays"]
+WRITTEN = ["checkpoint", "result", "archive", "kept", "batch"]
 QUIET = ["notes", "memory"]  # a note that cannot be written is none
 KILLED = ["checkpoint", "result", "archive", "kept"]
 

@@ -319,7 +319,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr(tabular_peer_models, "import_module", missing)
     settings = {"method": "catboost", "protocol": "leak-free", **SMALL["catboost"]}
     run = Run("tabular", 1, "quick", "released", "bundled", settings, 0)
-    with pytest.raises(ModuleNotFoundError, match=r"normalign\[peers\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"normalign-reproduction\[peers\]"):
         result_of(run, blobs([20, 20]))
 
 
