@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from typing import Any, NoReturn
 
 import normalign
-from normalign._checks import complaint
+from normalign._errors import complaint
 from normalign.cli import data, doctor, measure
 from normalign.cli.output import as_json, note, number, say, table
 

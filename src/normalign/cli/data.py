@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.cli.output import note, say, table
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import normalign
-from normalign._checks import installing
+from normalign._errors import installing
 from normalign.cli.data import describe_source, find_sources
 from normalign.cli.output import as_json, say, table
 

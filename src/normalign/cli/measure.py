@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normalign._checks import complaint, installing, require
+from normalign._errors import complaint, installing, require
 from normalign.cli.output import as_json, note, number, table
 
 if TYPE_CHECKING:

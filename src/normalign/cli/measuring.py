@@ -8,7 +8,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from normalign._checks import complaint
+from normalign._errors import complaint
 from normalign.cli.output import note
 from normalign.geometry import LayerProfile, MatrixFreeOptions, ProfileRun
 from normalign.geometry.profile_run import INPUT

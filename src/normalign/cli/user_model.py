@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normalign._checks import complaint, describe, require, require_kind
+from normalign._errors import complaint, describe, require, require_kind
 from normalign.cli.output import note
 from normalign.nn.checkpoints import (
     BUILT_IN,

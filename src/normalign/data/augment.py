@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normalign._checks import require, require_kind
+from normalign._errors import require, require_kind
 
 __all__ = ["cropped_and_flipped", "moved_images"]
 

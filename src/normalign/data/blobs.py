@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.data.dataset import Dataset
 
 __all__ = ["gaussian_blobs"]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normalign._checks import complaint, require
+from normalign._errors import complaint, require
 from normalign.data.dataset import Dataset, rows
 from normalign.data.fetch import is_exact, obtain
 from normalign.data.sources import CIFAR10

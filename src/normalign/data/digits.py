@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from normalign._checks import complaint, installing, require
+from normalign._errors import complaint, installing, require
 from normalign.data.dataset import Dataset
 from normalign.data.mnist import MNIST_MEAN, MNIST_STD
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 from uuid import uuid4
 
-from normalign._checks import complaint, installing, missing_extra, require
+from normalign._errors import complaint, installing, missing_extra, require
 from normalign.data.sources import RemoteFile, Source
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import one_hot
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.data.dataset import Dataset
 
 __all__ = ["modular_addition"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from normalign._checks import require
+from normalign._errors import require
 
 __all__ = [
     "CIFAR10",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.data.dataset import Dataset
 
 __all__ = ["xor_clusters", "xor_noise"]

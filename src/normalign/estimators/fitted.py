@@ -11,7 +11,7 @@ from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from normalign._checks import describe, require, require_kind
+from normalign._errors import describe, require, require_kind
 from normalign.estimators.partition.blended import assembled
 from normalign.estimators.scale.placement import DTYPES, Frame, farthest, power_of_two
 from normalign.estimators.tables.arrays import Origin, checked_features

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from normalign._checks import as_float, complaint, describe, require, require_kind
+from normalign._errors import as_float, complaint, describe, require, require_kind
 from normalign.kernels import KERNELS
 
 __all__ = ["check_parameters"]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.estimators.scale.look import Look
 from normalign.estimators.scale.placement import Frame, power_of_two
 from normalign.estimators.tables.targets import Answers

@@ -13,7 +13,7 @@ from sklearn.metrics import check_scoring, get_scorer
 from sklearn.utils import check_random_state
 from tqdm import tqdm
 
-from normalign._checks import complaint, require, require_kind
+from normalign._errors import complaint, require, require_kind
 from normalign.estimators.base import unchanged_on_failure
 from normalign.estimators.naming import under_its_own_name
 from normalign.estimators.parameters import check_parameters

@@ -10,7 +10,7 @@ from sklearn.utils import Tags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import type_of_target
 
-from normalign._checks import describe, require
+from normalign._errors import describe, require
 from normalign.estimators.base import KernelMachine
 from normalign.estimators.calibration import probabilities, temperature
 from normalign.estimators.tables.arrays import Origin, as_numpy, checked_weights

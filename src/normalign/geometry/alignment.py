@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normalign._checks import describe, require, require_kind
+from normalign._errors import describe, require, require_kind
 from normalign.geometry.quirks import in_own_precision
 from normalign.geometry.spectrum import top_singular, wide
 

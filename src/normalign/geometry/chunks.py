@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.geometry.local_map import LocalMap
 from normalign.geometry.quirks import attention_with_derivatives, frozen_randomness
 

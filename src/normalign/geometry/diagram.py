@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from normalign._checks import describe, require, require_kind
+from normalign._errors import describe, require, require_kind
 from normalign.geometry.quirks import in_own_precision
 
 __all__ = ["PowerDiagram", "power_diagram"]

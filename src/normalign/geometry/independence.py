@@ -14,7 +14,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from normalign._checks import complaint
+from normalign._errors import complaint
 from normalign._torch_flags import override
 from normalign.geometry.chunks import bytes_per_sample, default_budget
 from normalign.geometry.local_map import LocalMap

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from normalign._checks import describe, require, require_kind
+from normalign._errors import describe, require, require_kind
 from normalign.geometry.chunks import ChunkSize, plan_chunks
 from normalign.geometry.independence import (
     check_is_connected,

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from normalign._checks import describe, require, require_kind
+from normalign._errors import describe, require, require_kind
 from normalign.geometry.alignment import matching_input
 from normalign.geometry.quirks import in_own_precision
 from normalign.geometry.spectrum import wide

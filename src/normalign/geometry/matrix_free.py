@@ -22,7 +22,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.geometry.alignment import safe_ratio
 from normalign.geometry.exact import (
     column_slabs,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from normalign._checks import module_of_extra
+from normalign._errors import module_of_extra
 from normalign.geometry.chunks import ChunkSize
 from normalign.geometry.local_map import At
 from normalign.geometry.matrix_free import MatrixFreeOptions

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.geometry.chunks import default_budget, plan_chunks
 from normalign.geometry.exact import measures_of
 from normalign.geometry.jacobian import check_batch, shape_of

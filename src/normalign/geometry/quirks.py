@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign._torch_flags import override
 
 __all__ = [

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from normalign._checks import module_of_extra, require
+from normalign._errors import module_of_extra, require
 from normalign.geometry.chunks import ChunkSize, plan_chunks
 from normalign.geometry.exact import exact_measures
 from normalign.geometry.jacobian import check_batch, shape_of

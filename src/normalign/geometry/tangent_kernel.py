@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, vjp, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
-from normalign._checks import require, require_kind
+from normalign._errors import require, require_kind
 from normalign.geometry.independence import check_rows_are_independent
 from normalign.geometry.local_map import LocalMap
 from normalign.geometry.quirks import (

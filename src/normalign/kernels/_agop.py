@@ -31,7 +31,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from normalign._checks import complaint, require
+from normalign._errors import complaint, require
 from normalign.kernels.arguments import require_expansion
 from normalign.kernels.functions import Kernel, Laplace, Radial
 from normalign.kernels.gradients import (

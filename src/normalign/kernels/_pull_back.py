@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from normalign._checks import describe, require, require_kind
+from normalign._errors import describe, require, require_kind
 from normalign.kernels.arguments import require_expansion, require_table
 from normalign.kernels.functions import Kernel, Radial
 from normalign.kernels.gradients import (

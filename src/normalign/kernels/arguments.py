@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normalign._checks import require, require_kind
+from normalign._errors import require, require_kind
 from normalign.kernels.functions import Kernel
 
 __all__ = ["require_expansion", "require_points", "require_table"]

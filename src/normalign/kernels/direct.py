@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from normalign._checks import complaint
+from normalign._errors import complaint
 from normalign.kernels import compiled
 from normalign.kernels._agop import finished, sum_of_squares, through_full
 from normalign.kernels.digits import (

@@ -16,7 +16,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from normalign._checks import require, require_kind
+from normalign._errors import require, require_kind
 from normalign.kernels.cuda import Kernels, kernels_for
 from normalign.kernels.metric import metric_root, through_metric
 from normalign.kernels.sides import NEAR, Sides, mend_near_

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from normalign._checks import complaint
+from normalign._errors import complaint
 from normalign.kernels import compiled
 from normalign.kernels.arguments import require_expansion
 from normalign.kernels.functions import Kernel, ProductLaplace, Radial

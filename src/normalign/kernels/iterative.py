@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from normalign._checks import complaint
+from normalign._errors import complaint
 from normalign.kernels.digits import LOST_SHARE, lost_digits, lost_share
 from normalign.kernels.gradients import expansion_of_sides
 from normalign.kernels.memory import (

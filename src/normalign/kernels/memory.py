@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from normalign._checks import complaint, require, require_kind
+from normalign._errors import complaint, require, require_kind
 from normalign.kernels._agop import cheaper_form
 from normalign.kernels.free_memory import free_bytes
 from normalign.kernels.functions import KERNELS, Kernel, ProductLaplace

@@ -13,7 +13,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from normalign._checks import describe, require, require_kind
+from normalign._errors import describe, require, require_kind
 
 __all__ = [
     "initial_metric",

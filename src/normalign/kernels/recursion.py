@@ -24,7 +24,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from normalign._checks import describe, require, require_kind
+from normalign._errors import describe, require, require_kind
 from normalign.kernels._agop import centred_agop, cheaper_form
 from normalign.kernels.arguments import require_points, require_table
 from normalign.kernels.distances import median_distance

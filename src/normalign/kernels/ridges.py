@@ -21,7 +21,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from normalign._checks import as_float, describe, require, require_kind
+from normalign._errors import as_float, describe, require, require_kind
 from normalign.kernels.arguments import require_table
 from normalign.kernels.digits import (
     LOST_SHARE,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from normalign._checks import complaint
+from normalign._errors import complaint
 from normalign.kernels.direct import compiled_room, last_directly, solve_directly
 from normalign.kernels.memory import UNASKED, Needs, available_bytes, is_little
 from normalign.kernels.system import Solution, Solver, Spare, System

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.kernels.functions import Kernel
 from normalign.kernels.sides import Sides
 

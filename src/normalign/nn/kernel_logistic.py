@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from normalign._checks import require
+from normalign._errors import require
 
 __all__ = ["GaussianKernelLogistic"]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.nn.dense import uniform_linear_
 
 __all__ = ["Standardise", "convolution", "initialise_"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.nn.layers import convolution, initialise_
 
 __all__ = ["WideBlock", "WideResNet", "wide_resnet28_2", "wide_resnet28_10"]

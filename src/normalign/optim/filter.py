@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from normalign._checks import require_kind
+from normalign._errors import require_kind
 from normalign.optim.refusals import (
     check_optimizer,
     check_position,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from normalign._checks import describe, require, require_kind
+from normalign._errors import describe, require, require_kind
 from normalign.optim.filter import GradientFilter, like
 from normalign.optim.refusals import check_number
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from normalign._checks import describe, require_kind
+from normalign._errors import describe, require_kind
 from normalign.optim.filter import GradientFilter
 
 __all__ = ["OrthoGrad"]

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from normalign._checks import complaint, describe, require, require_kind
+from normalign._errors import complaint, describe, require, require_kind
 
 __all__ = [
     "check_number",

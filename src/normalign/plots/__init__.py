@@ -1,6 +1,6 @@
 """Pictures; needs matplotlib, the extra ``normalign[plots]``."""
 
-from normalign._checks import missing_extra
+from normalign._errors import missing_extra
 
 try:
     from normalign.plots.centroids import plot_centroids

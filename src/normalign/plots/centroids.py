@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.geometry import At, centroid_alignment, local_affine, power_diagram
 
 __all__ = ["plot_centroids"]

@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from normalign._checks import require
+from normalign._errors import require
 
 __all__ = ["COLOURS", "plot_curves"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from normalign._checks import require, require_kind
+from normalign._errors import require, require_kind
 from normalign.geometry.tiling import Partition, Slice, partition
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.geometry import LocalGeometry
 from normalign.plots.curves import COLOURS
 

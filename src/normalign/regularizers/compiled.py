@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from normalign._checks import complaint
+from normalign._errors import complaint
 from normalign._torch_flags import override
 from normalign.geometry.quirks import ATTENTION_BY_PRODUCTS
 from normalign.regularizers.calls import Call

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from normalign._checks import require, require_kind
+from normalign._errors import require, require_kind
 from normalign.geometry.quirks import TORCH_ONLY, attention_with_derivatives
 from normalign.regularizers.passes import Pullable, SameDraws
 from normalign.regularizers.places import Place

@@ -7,7 +7,7 @@ from dataclasses import InitVar, dataclass
 
 from torch import Tensor
 
-from normalign._checks import require, require_kind
+from normalign._errors import require, require_kind
 from normalign.geometry.local_map import At
 
 __all__ = ["ESTIMATORS", "PenaltyForm"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from normalign._checks import complaint, require
+from normalign._errors import complaint, require
 from normalign.geometry.quirks import NOT_TORCH, TORCH_ONLY, rounding
 from normalign.regularizers.forms import PenaltyForm
 from normalign.regularizers.formulas import LEAST_SQUARE

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from normalign._checks import require, require_kind
+from normalign._errors import require, require_kind
 from normalign.geometry.local_map import At
 from normalign.regularizers.calls import Call, check_call, eager_model, normal_noise
 from normalign.regularizers.compiled import CompiledCall, compiled_function

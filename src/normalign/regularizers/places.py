@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normalign._checks import describe, require, require_kind
+from normalign._errors import describe, require, require_kind
 from normalign.geometry.local_map import At
 from normalign.geometry.quirks import named_modules, unwrapped
 

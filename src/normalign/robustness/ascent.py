@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normalign._checks import as_float, require, require_kind
+from normalign._errors import as_float, require, require_kind
 from normalign.geometry.chunks import ChunkSize
 from normalign.geometry.local_map import LocalMap
 from normalign.robustness.attack import Attack

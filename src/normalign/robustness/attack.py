@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, overload
 import torch
 from torch import Tensor
 
-from normalign._checks import module_of_extra
+from normalign._errors import module_of_extra
 from normalign.robustness.balls import distance
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, softplus
 
-from normalign._checks import describe, require
+from normalign._errors import describe, require
 from normalign.geometry.margin import check_labels
 
 __all__ = ["LOSSES", "Aim", "Loss", "aim_at", "check_loss"]

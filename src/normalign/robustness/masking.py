@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from normalign._checks import module_of_extra, require, require_kind
+from normalign._errors import module_of_extra, require, require_kind
 from normalign.geometry.chunks import ChunkSize
 from normalign.geometry.local_map import LocalMap
 from normalign.robustness.ascent import (

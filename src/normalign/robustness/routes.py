@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normalign._checks import complaint, describe, require, require_kind
+from normalign._errors import complaint, describe, require, require_kind
 from normalign.geometry.chunks import ChunkPlan, ChunkSize, plan_chunks
 from normalign.geometry.jacobian import check_batch
 from normalign.geometry.linearize import Linearization

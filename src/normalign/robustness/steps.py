@@ -7,7 +7,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any, cast
 
-from normalign._checks import as_float, require, require_kind
+from normalign._errors import as_float, require, require_kind
 
 __all__ = ["StepSize", "cosine_steps", "require_count", "shares"]
 

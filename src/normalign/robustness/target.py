@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normalign._checks import require, require_kind
+from normalign._errors import require, require_kind
 from normalign.geometry.chunks import ChunkPlan, ChunkSize
 from normalign.geometry.local_map import LocalMap
 from normalign.geometry.quirks import frozen_randomness, remedy_for

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.geometry.quirks import outside_inference_mode
 
 __all__ = ["ball_minimizer"]

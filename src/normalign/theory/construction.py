@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from normalign._checks import require, require_kind
+from normalign._errors import require, require_kind
 
 __all__ = ["last_layer_norms", "normal_aligned_network"]
 

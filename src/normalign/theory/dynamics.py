@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.func import jvp
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.geometry.quirks import forward_mode, outside_inference_mode
 
 __all__ = [

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from normalign._checks import require, require_kind
+from normalign._errors import require, require_kind
 from normalign.theory.ball import ball_minimizer
 
 __all__ = ["AlignedMap", "optimal_coefficients", "optimal_jacobian"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from normalign._checks import require
+from normalign._errors import require
 
 __all__ = [
     "aligned_coefficients",

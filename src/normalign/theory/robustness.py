@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.theory.optimal import AlignedMap
 
 __all__ = [

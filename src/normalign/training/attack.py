@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normalign._checks import describe, require, require_kind
+from normalign._errors import describe, require, require_kind
 from normalign.robustness.balls import NORMS, Ball, direction
 from normalign.training.answers import Answers, right_answers
 from normalign.training.losses import StackedLoss, prepared_target, stacked_loss

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.data.augment import moved_images
 from normalign.training.attack import check_attack, stacked_pgd
 from normalign.training.randomness import BATCHES, normal_pairs, streams, uniform

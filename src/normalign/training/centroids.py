@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from normalign._checks import require, require_kind
+from normalign._errors import require, require_kind
 from normalign.geometry import centroid_alignment
 from normalign.geometry.exact import summing_dtype
 from normalign.geometry.local_map import At

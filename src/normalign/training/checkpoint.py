@@ -18,7 +18,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from normalign._checks import (
+from normalign._errors import (
     complaint,
     describe,
     missing_extra,

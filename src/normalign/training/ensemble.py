@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normalign._checks import complaint, describe, require, require_kind
+from normalign._errors import complaint, describe, require, require_kind
 from normalign.regularizers import PenaltyForm
 from normalign.training.answers import answers_of_sets
 from normalign.training.group import Group, Plan, Record

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from normalign._checks import require
+from normalign._errors import require
 
 __all__ = ["History"]
 

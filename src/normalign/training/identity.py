@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from normalign._checks import complaint
+from normalign._errors import complaint
 from normalign.geometry.quirks import unwrapped
 from normalign.training.checkpoint import CheckpointRefused, fingerprint
 

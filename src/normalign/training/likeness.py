@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.geometry.quirks import (
     attention_with_derivatives,
     frozen_randomness,

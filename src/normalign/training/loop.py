@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.training.answers import answers_of, right_answers
 from normalign.training.history import History
 

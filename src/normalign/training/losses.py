@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
 
-from normalign._checks import require, require_kind
+from normalign._errors import require, require_kind
 
 __all__ = ["LOSSES", "StackedLoss", "prepared_target", "stacked_loss", "threshold_of"]
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
-from normalign._checks import require_kind
+from normalign._errors import require_kind
 from normalign.geometry.quirks import attention_with_derivatives
 from normalign.regularizers import PenaltyForm
 from normalign.regularizers.formulas import penalty

@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from normalign._checks import complaint, describe, require, require_kind
+from normalign._errors import complaint, describe, require, require_kind
 from normalign.geometry.quirks import frozen_randomness
 
 __all__ = ["SpanReduction", "span_reduction"]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normalign._checks import require
+from normalign._errors import require
 
 if TYPE_CHECKING:
     from normalign.training.sweep import Sweep

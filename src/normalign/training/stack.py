@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.regularizers import PenaltyForm
 from normalign.training.answers import Answers, right_answers
 from normalign.training.losses import StackedLoss

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normalign._checks import describe, require, require_kind
+from normalign._errors import describe, require, require_kind
 from normalign.geometry.alignment import (
     alignment_ratio,
     centroid_alignment,

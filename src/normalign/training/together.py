@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from normalign._checks import require, require_kind
+from normalign._errors import require, require_kind
 from normalign.training.checkpoint import read_checkpoint, write_checkpoint
 from normalign.training.group import Group, Record
 from normalign.training.history import History

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from normalign._checks import require, require_kind
+from normalign._errors import require, require_kind
 from normalign.regularizers import PenaltyForm
 from normalign.regularizers.calls import check_call, eager_model
 from normalign.training.ensemble import Ensemble, Member

@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from normalign._checks import module_of_extra
+from normalign._errors import module_of_extra
 from normalign.regularizers import GrokAlign, PenaltyForm
 from normalign.training.history import History
 

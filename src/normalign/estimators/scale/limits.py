@@ -13,7 +13,7 @@ import numpy as np
 import sklearn
 import torch
 
-from normalign._checks import complaint
+from normalign._errors import complaint
 from normalign.estimators.problem import Problem
 from normalign.estimators.recipe import Recipe
 from normalign.estimators.scale.placement import (

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from scipy.spatial.distance import pdist
 
-from normalign._checks import complaint, describe, require
+from normalign._errors import complaint, describe, require
 
 __all__ = [
     "Frame",

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from normalign._checks import as_float, describe, require, require_kind
+from normalign._errors import as_float, describe, require, require_kind
 from normalign.estimators.scale.limits import callers_level
 from normalign.estimators.search.trajectories import Trajectory
 

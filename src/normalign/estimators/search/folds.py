@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from sklearn.model_selection import check_cv
 
-from normalign._checks import as_float, complaint, describe, require, require_kind
+from normalign._errors import as_float, complaint, describe, require, require_kind
 from normalign.estimators.tables.targets import Answers, plain_labels, plain_numbers
 
 __all__ = ["Fold", "chosen_splits", "shuffled_folds", "shuffled_split", "words_of"]

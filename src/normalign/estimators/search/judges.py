@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from normalign._checks import complaint
+from normalign._errors import complaint
 from normalign.estimators.fitted import machine_bandwidth
 from normalign.estimators.partition.blended import Partitioned
 from normalign.estimators.problem import Problem, Score

@@ -11,7 +11,7 @@ import torch
 from scipy import sparse
 from sklearn.utils.validation import validate_data
 
-from normalign._checks import complaint, describe, require, require_kind
+from normalign._errors import complaint, describe, require, require_kind
 from normalign.estimators.tables.cells import kinds_of, type_kind, unmasked, with_nan
 from normalign.estimators.tables.frames import in_pandas
 

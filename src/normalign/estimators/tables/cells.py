@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from normalign._checks import as_float
+from normalign._errors import as_float
 
 __all__ = [
     "category_type",

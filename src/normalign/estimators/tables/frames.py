@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from normalign._checks import complaint
+from normalign._errors import complaint
 
 __all__ = ["in_pandas"]
 

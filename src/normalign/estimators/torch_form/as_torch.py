@@ -20,7 +20,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from normalign._checks import complaint, require, require_kind
+from normalign._errors import complaint, require, require_kind
 from normalign.estimators.fitted import FittedMachine
 from normalign.estimators.torch_form.machine import machine_module
 from normalign.estimators.torch_form.modules import (

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.estimators.fitted import FittedMachine
 from normalign.estimators.partition.tree import Tree, smoothstep
 from normalign.estimators.scale.placement import DTYPES, farthest

@@ -11,7 +11,7 @@ from sklearn import preprocessing
 from sklearn.decomposition import PCA
 from torch import nn
 
-from normalign._checks import require_kind
+from normalign._errors import require_kind
 from normalign.estimators.torch_form.modules import Scaling, dense, linear_layer
 
 __all__ = ["TRANSFORMERS", "transformer"]

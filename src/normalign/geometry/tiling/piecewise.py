@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normalign._checks import complaint, require, require_kind
+from normalign._errors import complaint, require, require_kind
 from normalign.geometry.quirks import unwrapped
 from normalign.geometry.tiling.steps import (
     Affine,

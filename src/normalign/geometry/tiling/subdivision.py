@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.geometry.tiling.cuts import Cells, arrangement, upper_envelopes
 from normalign.geometry.tiling.polygons import Polygons
 from normalign.geometry.tiling.steps import Affine, Kinked, Maximum, PiecewiseAffine

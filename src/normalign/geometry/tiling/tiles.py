@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normalign._checks import require, require_kind
+from normalign._errors import require, require_kind
 from normalign.geometry.quirks import unwrapped
 from normalign.geometry.tiling.cuts import upper_envelopes
 from normalign.geometry.tiling.piecewise import piecewise_affine

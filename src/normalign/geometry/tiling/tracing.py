@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 from torch.fx.proxy import TraceError
 
-from normalign._checks import complaint
+from normalign._errors import complaint
 
 __all__ = ["Constant", "Operation", "operations"]
 

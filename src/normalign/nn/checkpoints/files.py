@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normalign._checks import complaint, installing, require
+from normalign._errors import complaint, installing, require
 
 __all__ = ["StateFile", "read_state_file"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.nn.checkpoints.files import read_state_file
 from normalign.nn.checkpoints.namings import OWN, best_reading
 from normalign.nn.resnet import resnet18, resnet50

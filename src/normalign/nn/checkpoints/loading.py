@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from normalign._checks import complaint, require, require_kind
+from normalign._errors import complaint, require, require_kind
 from normalign.nn.checkpoints.files import StateFile, read_state_file
 from normalign.nn.checkpoints.forms import network_form
 from normalign.nn.checkpoints.namings import (

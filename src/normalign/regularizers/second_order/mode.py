@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from normalign._checks import require, require_kind
+from normalign._errors import require, require_kind
 from normalign.regularizers.second_order.graph import (
     are_plain,
     checkpoint_frame,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.robustness import pgd
 from normalign.training.loop import evaluation_mode
 from normalign.training.robust.recipe import PRECISIONS

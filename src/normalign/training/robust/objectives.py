@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from normalign._checks import require
+from normalign._errors import require
 from normalign.training.robust.recipe import Recipe
 
 __all__ = [

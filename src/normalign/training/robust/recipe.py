@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from normalign._checks import require
+from normalign._errors import require
 
 __all__ = ["OBJECTIVES", "Recipe"]
 

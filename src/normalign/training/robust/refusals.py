@@ -7,7 +7,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from normalign._checks import complaint, require, require_kind
+from normalign._errors import complaint, require, require_kind
 
 __all__ = ["TrainingDiverged", "check_data", "check_network", "diverged"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from normalign._checks import require, require_kind
+from normalign._errors import require, require_kind
 from normalign._torch_flags import override
 from normalign.training.checkpoint import read_checkpoint, write_checkpoint
 from normalign.training.history import History

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normalign._checks import (
+from normalign._errors import (
     as_float,
     complaint,
     describe,
