@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -117,13 +117,8 @@ def write_checked(
     return write_json(path, plain, indent=indent)
 
 
-def read_checked(path: Path, *, unchecked: Container[Any] = ()) -> dict[str, Any]:
+def read_checked(path: Path) -> dict[str, Any]:
     """Return the mapping in a file of :func:`write_checked`, without the checksum.
-
-    Parameters
-    ----------
-    unchecked : container
-        Values of ``"format"`` of earlier versions, which wrote no checksum.
 
     Raises
     ------
@@ -136,8 +131,7 @@ def read_checked(path: Path, *, unchecked: Container[Any] = ()) -> dict[str, Any
     if not isinstance(content, dict):
         reason = f"a {type(content).__name__} in place of a mapping"
     elif (expected := content.pop(_CHECKSUM, None)) is None:
-        known = type(of := content.get("format")) is int and of in unchecked
-        reason = "" if known else "it has no checksum"
+        reason = "it has no checksum"
     else:
         try:
             same = expected == _sha256(content)

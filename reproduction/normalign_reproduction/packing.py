@@ -40,8 +40,6 @@ def packed_archive(records: Sequence[Record]) -> dict[str, Any]:
 def unpacked_archive(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the entries of a file as the store has them: key, run, result, made.
 
-    The first format had all of a run, and what made it, in its entry.
-
     Raises
     ------
     AttributeError, KeyError, TypeError, ValueError

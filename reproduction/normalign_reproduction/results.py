@@ -23,10 +23,9 @@ from normalign_reproduction.files import (
 from normalign_reproduction.packing import packed_archive, unpacked_archive
 from normalign_reproduction.spec import Record, Run
 
-__all__ = ["Store", "has_checksum", "read_archive", "update_archive", "write_archive"]
+__all__ = ["Store", "read_archive", "write_archive"]
 
-FORMAT, ARCHIVE = 2, 3  # with a checksum; the earlier ones, without, are read, too
-_EARLIER = range(1, ARCHIVE)
+FORMAT, ARCHIVE = 2, 3
 _log = logging.getLogger(__name__)
 
 
@@ -112,24 +111,6 @@ def read_archive(path: Path) -> list[Record]:
         raise _no_archive(path, error) from error
 
 
-def has_checksum(path: Path) -> bool:
-    """Say whether an archive has a checksum: those of earlier versions have none."""
-    return read_checked(path, unchecked=_EARLIER)["format"] == ARCHIVE
-
-
-def update_archive(path: Path) -> Path:
-    """Add a checksum to an archive of an earlier version; its results stay as they are.
-
-    Raises
-    ------
-    ValueError
-        If the file is no archive, or damaged.
-    """
-    _archive_entries(path)
-    content = read_checked(path, unchecked=_EARLIER)
-    return write_checked(path, {**content, "format": ARCHIVE}, indent=None)
-
-
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
@@ -138,13 +119,12 @@ def _files(path: Path) -> list[Path]:
 
 def _archive_entries(path: Path) -> list[dict[str, Any]]:
     try:
-        content = read_checked(path, unchecked=_EARLIER)
+        content = read_checked(path)
         of, records = content["format"], content["records"]
     except (ValueError, KeyError) as error:
         raise _no_archive(path, error) from error
-    rule = f"of format {ARCHIVE}, or of an earlier one"
-    known = type(of) is int and 1 <= of <= ARCHIVE
-    require(known, "read_archive", "path", rule, f"{path} of format {of}")
+    rule = f"of format {ARCHIVE}"
+    require(of == ARCHIVE, "read_archive", "path", rule, f"{path} of format {of}")
     try:
         joined = unpacked_archive(content)
         whole = isinstance(records, list) and all(map(_is_whole, joined))
@@ -187,11 +167,9 @@ def _entry(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:  # another process has just set it aside
         return None
     try:
-        entry = read_checked(path, unchecked=range(1, FORMAT))
-        named = 1 <= entry["format"] <= FORMAT and entry["key"] == path.stem
-        # What an earlier version wrote has no checksum; none of its results is empty.
-        empty = entry["format"] < FORMAT and not entry["result"]
-        if named and _is_whole(entry) and not empty:
+        entry = read_checked(path)
+        named = entry["format"] == FORMAT and entry["key"] == path.stem
+        if named and _is_whole(entry):
             return entry
         reason = "it is not whole" if named else "it is of another format or key"
     except FileNotFoundError:

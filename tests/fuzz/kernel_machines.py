@@ -670,8 +670,9 @@ def _check_machine(case):
 
     def importances(part):
         part = np.asarray(part, np.float64)
-        mean = weights @ x / weights.sum()
-        spread = weights @ (x - mean) ** 2 / weights.sum()
+        centered = x - middle  # exact, where a mean of large numbers is rounded
+        mean = weights @ centered / weights.sum()
+        spread = weights @ (centered - mean) ** 2 / weights.sum()
         share = np.maximum(np.diagonal(part), 0) * spread
         return share / (share.sum() or 1.0)
 

@@ -23,30 +23,17 @@ def add_to(commands: Any) -> None:
         "files", nargs="+", type=Path, metavar="FILE",
         help="as `normalign reproduce --archive` writes them",
     )  # fmt: skip
-    parser.add_argument(
-        "--update", action="store_true",
-        help="add a checksum to archives of earlier versions, which have none",
-    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check the files, and write those anew that have no checksum."""
-    from normalign_reproduction.results import (
-        has_checksum,
-        read_archive,
-        update_archive,
-    )
+    """Check the files."""
+    from normalign_reproduction.results import read_archive
 
     for path in arguments.files:
         require(
             path.is_file(), "normalign verify", "FILE", "an archive of results",
             f"{path}, which is no file",
         )  # fmt: skip
-        count, whole = len(read_archive(path)), has_checksum(path)
-        words = "with a checksum" if whole else "without a checksum"
-        if arguments.update and not whole:
-            update_archive(path)
-            words = "checksum added"
-        say(f"{path}: {count} results, {words}")
+        say(f"{path}: {len(read_archive(path))} results")
     return 0
