@@ -117,11 +117,11 @@ def test_the_command_stores_a_baseline_and_fails_on_a_loss(
 ):
     baseline = "--baseline", tmp_path / "bench.json"
     assert benched(monkeypatch, *baseline) == 2
-    assert "must exist" in capsys.readouterr().err
+    assert "must have ratios of" in capsys.readouterr().err
     assert benched(monkeypatch, *baseline, "--reset") == 0
-    stored = json.loads(baseline[1].read_text())
+    (stored,) = bench.read_baselines(baseline[1]).values()
     assert stored["ratios"]["one/plain"]["ratio"] == pytest.approx(0.5015)
-    assert {"commit", "versions", "device", "threads", "seconds"} <= set(stored)
+    assert {"commit", "versions", "threads", "seconds"} <= set(stored)
     before = baseline[1].read_bytes()
     assert benched(monkeypatch, *baseline, ours=1.1) == 0
     assert benched(monkeypatch, *baseline, ours=1.2) == 1
@@ -129,6 +129,18 @@ def test_the_command_stores_a_baseline_and_fails_on_a_loss(
     assert baseline[1].read_bytes() == before
     assert benched(monkeypatch, *baseline, "--reset", ours=1.2) == 0
     assert benched(monkeypatch, *baseline, ours=1.2) == 0
+
+
+def test_each_processor_has_a_baseline_of_its_own(monkeypatch, tmp_path, capsys):
+    baseline = "--baseline", tmp_path / "bench.json"
+    assert benched(monkeypatch, *baseline, "--reset") == 0
+    monkeypatch.setattr(bench, "device_name", lambda kind: "another")
+    assert benched(monkeypatch, *baseline) == 2
+    assert "must have ratios of another" in capsys.readouterr().err
+    assert benched(monkeypatch, *baseline, "--reset", ours=1.2) == 0
+    assert benched(monkeypatch, *baseline, ours=1.2) == 0
+    monkeypatch.undo()
+    assert benched(monkeypatch, *baseline, ours=1.2) == 1
 
 
 def test_a_peer_that_is_not_installed_is_named_with_the_remedy(tmp_path):
