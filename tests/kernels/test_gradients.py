@@ -3,8 +3,17 @@
 import pytest
 import torch
 
-from normalign.kernels import expansion, expansion_jacobian, gradients, tiles
+from normalign.kernels import (
+    Columns,
+    agop,
+    expansion,
+    expansion_jacobian,
+    gradients,
+    pull_back,
+    tiles,
+)
 from tests.kernels.cases import (
+    DOUBLE,
     KERNELS,
     METRICS,
     metric,
@@ -52,6 +61,32 @@ def test_a_center_and_its_duplicates_contribute_nothing_at_it(kernel):
     found = expansion_jacobian(centers[:1], doubled, heavy, kernel)
     alone = expansion_jacobian(centers[:1], centers[1:], coef[1:], kernel)
     assert torch.allclose(found, alone, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("kernel", KERNELS, ids=repr)
+def test_rows_that_differ_by_less_than_rounding_count_as_duplicates(kernel, dtype):
+    eps = torch.finfo(dtype).eps
+    same = points(12, 6).to(dtype)
+    same[1], same[:, 5] = same[0], 0  # the median of a column of zeros is exact
+    apart = same.clone()
+    apart[1, 5] = 1e-3 * eps
+    coef = points(12, 2, seed=1).to(dtype)
+    far = points(3, 6, seed=2).to(dtype)
+
+    def answers(centers):
+        x = torch.cat([centers, far])
+        columns = Columns.of(centers, coef, kernel, metric=None)
+        yield expansion_jacobian(x, centers, coef, kernel)
+        yield pull_back(x, columns, lambda outputs, _: torch.ones_like(outputs))[1]
+        for form in ["gradients", "pairs"][: 1 if "Product" in repr(kernel) else 2]:
+            yield agop(x, centers, coef, kernel, form=form)
+
+    for found, wanted in zip(answers(apart), answers(same), strict=True):
+        if "Product" in repr(kernel):  # its gradient is bounded: of each axis a sign
+            assert found.abs().max() <= 10 * wanted.abs().max()
+        else:
+            torch.testing.assert_close(found, wanted, rtol=1e3 * eps, atol=1e3 * eps)
 
 
 def test_other_kernels_are_refused():

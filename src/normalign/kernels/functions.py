@@ -19,7 +19,7 @@ from torch import Tensor
 from normalign._errors import require, require_kind
 from normalign.kernels.cuda import Kernels, kernels_for
 from normalign.kernels.metric import metric_root, through_metric
-from normalign.kernels.sides import NEAR, Sides, mend_near_
+from normalign.kernels.sides import NEAR, SAME, Sides, mend_near_
 
 __all__ = [
     "KERNELS",
@@ -108,12 +108,13 @@ class Radial(Kernel):
 
         The gradient of the kernel in its first argument is
         :math:`w \, M (z - x) / \ell^2`. At :math:`u = 0` it is zero or, where the
-        kernel has a kink, taken to be zero: a point's own term never counts.
+        kernel has a kink, taken to be zero: a point's own term never counts, and
+        neither does that of a point which only rounding tells from it.
         """
         # At infinity every slope is exactly zero, so that is where u = 0 goes.
         squared = self._squared_(rows, columns, out)
         torch.threshold_(squared, 0.0, math.inf)
-        return self.slope_(squared, scratch)
+        return self._drop_same_(self.slope_(squared, scratch), rows)
 
     def values_and_slopes_(
         self, rows: Sides, columns: Sides, values: Tensor, slopes: Tensor
@@ -121,6 +122,21 @@ class Radial(Kernel):
         """Fill both buffers; a kernel that can make them of one distance overrides."""
         self.slopes_(rows, columns, slopes, values)
         self.values_(rows, columns, values)
+
+    def _drop_same_(self, slopes: Tensor, rows: Sides) -> Tensor:
+        """Set slopes of points to zero that differ by rounding only, see `SAME`.
+
+        A slope falls with the distance, so the largest of them say whether there are
+        any. Slopes without a kink are bounded and stay as they are.
+        """
+        if not slopes.numel():
+            return slopes
+        limits = rows.left[:, -2] * (2 * SAME[slopes.dtype])
+        most = self.slope_(limits, torch.empty_like(limits))
+        # a device must not be asked
+        if slopes.device.type == "cpu" and bool(slopes.amax() <= most.amin()):
+            return slopes
+        return slopes.masked_fill_(slopes > most[:, None], 0.0)
 
     def _squared_(self, rows: Sides, columns: Sides, out: Tensor) -> Tensor:
         """Squared distances; not above zero at a point's duplicates."""
@@ -177,7 +193,7 @@ class Laplace(Radial):
         root = self.distances_(rows, columns, slopes)
         torch.neg(root, out=values).exp_()
         torch.threshold_(root, 0.0, math.inf)
-        torch.div(values, root, out=slopes)
+        self._drop_same_(torch.div(values, root, out=slopes), rows)
 
     def values_(self, rows: Sides, columns: Sides, out: Tensor) -> Tensor:
         """The profile of squared distances; in one pass where there is a kernel."""
@@ -197,7 +213,8 @@ class Laplace(Radial):
             return super().slopes_(rows, columns, out, scratch)
         squared = torch.mm(rows.left, columns.right.T, out=out)
         share = NEAR[out.dtype]
-        return kernels.laplace_slopes_(squared, rows.both, columns.both, share)
+        kernels.laplace_slopes_(squared, rows.both, columns.both, share)
+        return self._drop_same_(squared, rows)
 
     def _kernels(self, out: Tensor) -> Kernels | None:
         return kernels_for(out) if self.exponent == 1 and out.is_contiguous() else None

@@ -19,11 +19,16 @@ from torch import Tensor
 from normalign.kernels.cuda import kernels_for
 from normalign.kernels.tiles import spans
 
-__all__ = ["NEAR", "Sides", "mend_near_", "middle"]
+__all__ = ["NEAR", "SAME", "Sides", "mend_near_", "middle"]
 
 # Share of the squares of two points below which their squared distance is computed
 # again. By the product its relative error would be above 1e-9, or 1e-3 in float32.
 NEAR = {torch.float64: 1e-6, torch.float32: 1e-3}
+
+# Share below which two points count as duplicates in gradients: they differ by less
+# than eight roundings of their coordinates. A slope grows without bound as points
+# approach each other, and with it the rounding of the sums that it multiplies.
+SAME = {t: (8 * torch.finfo(t).eps) ** 2 for t in (torch.float64, torch.float32)}
 
 # Entries whose neighbourhood is looked at, and coordinates that are gathered, at once.
 _CPU_ENTRIES, _DEVICE_ENTRIES = 1 << 20, 1 << 26

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from normalign.estimators import RFMRegressor
 from normalign.kernels import Laplace
 from tests.kernels.cases import metric, points
 
@@ -62,3 +63,22 @@ def test_sums_at_points_near_centers_keep_their_digits(slopes):
     values = torch.exp(-lengths)
     wanted = (values / lengths if slopes else values) @ table
     torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kernel", ["laplace", "gaussian"])
+def test_machines_take_rows_that_differ_by_less_than_rounding_for_duplicates(
+    kernel, dtype
+):
+    same = points(30, 4).numpy()
+    same[1], same[:, 3] = same[0], 0
+    apart = same.copy()
+    apart[1, 3] = 1e-3 * np.finfo(dtype).eps
+    y = points(30, 2, seed=1).numpy()
+    machine = RFMRegressor(
+        kernel=kernel, dtype=dtype, bandwidth=2.0, ridge=0.1, n_iter=3
+    )
+    wanted = machine.fit(same, y).predict(same)
+    np.testing.assert_allclose(
+        machine.fit(apart, y).predict(apart), wanted, atol=1e5 * np.finfo(dtype).eps
+    )

@@ -2,7 +2,9 @@ r"""Squared distances of near points, computed again from differences.
 
 .. math:: u_{ij} = (x_i - x_j)^\top (M x_i - M x_j) / \ell^2
 
-What :func:`~normalign.kernels.sides.mend_near_` does to tiles of tensors.
+What :func:`~normalign.kernels.sides.mend_near_` does to tiles of tensors. Points that
+only rounding tells from each other are at distance zero, so that they have no slope:
+the value of a Laplace kernel changes by a rounding, too.
 """
 
 from __future__ import annotations
@@ -17,25 +19,29 @@ from numba.extending import overload
 from normalign.kernels.compiled.compiling import compiled
 from normalign.kernels.compiled.tile import lanes, width
 from normalign.kernels.compiled.vectors import everywhere, fused, least, read, write
-from normalign.kernels.sides import NEAR
+from normalign.kernels.sides import NEAR, SAME
 
 __all__ = ["mend_near"]
 
 
-def _share(table: Any) -> Any:
-    """Of the squares of two points: below it their distance is computed again."""
-    return table.dtype.type(NEAR[getattr(torch, str(table.dtype))])
+def _shares(table: Any) -> Any:
+    """Of the squares of two points: `NEAR`, and `SAME`."""
+    return _as_numbers(getattr(torch, str(table.dtype)), table.dtype.type)
 
 
-@overload(_share)
-def _share_of(table: Any) -> Any:
-    share = NEAR[getattr(torch, str(table.dtype))]
+@overload(_shares)
+def _shares_of(table: Any) -> Any:
     kind = types.float32 if table.dtype == types.float32 else types.float64
+    near, same = _as_numbers(getattr(torch, str(table.dtype)), float)
 
     def implementation(table: Any) -> Any:
-        return kind(share)
+        return kind(near), kind(same)
 
     return implementation
+
+
+def _as_numbers(dtype: torch.dtype, kind: Any) -> tuple[Any, Any]:
+    return kind(NEAR[dtype]), kind(SAME[dtype])
 
 
 @compiled
@@ -54,7 +60,7 @@ def mend_near(
     c : array
         Row 0 of the strip is, or would be, at ``at_c``.
     """
-    w, share = width(c), _share(c)
+    w, (share, same) = width(c), _shares(c)
     at_b = strip * height * w
     low, high = at_b + d * w, at_b + (d + 1) * w
     if not _any_near(a, b, height, d, c, at_c, rows, low, high, share):
@@ -65,9 +71,8 @@ def mend_near(
         for q in range(w):
             size = first * b[low + q] + second * b[high + q]
             if c[place + q] <= share * size:
-                c[place + q] = _from_differences(
-                    a, b, other_a, other_b, at_a, at_b + q, d, w
-                )
+                found = _from_differences(a, b, other_a, other_b, at_a, at_b + q, d, w)
+                c[place + q] = found if found > same * size else found - found
 
 
 @compiled
