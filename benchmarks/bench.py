@@ -346,6 +346,9 @@ def main() -> int:
         parser.error(f"--only must be some of {','.join(CONTESTS)}, got {options.only}")
     if options.reset and options.only:
         parser.error("--reset must be given without --only: a baseline is of them all")
+    if set(names) & set(WITH_XRFM) and importlib.util.find_spec("xrfm") is None:
+        install = "pip install --constraint constraints.txt xrfm"
+        parser.error(f"xrfm must be installed for {', '.join(WITH_XRFM)}: {install}")
     device = device_name("cpu")
     stored = read_baselines(options.baseline)
     if not options.reset and device not in stored:
@@ -354,9 +357,6 @@ def main() -> int:
             f"{'; '.join(stored) or 'none'}. Store them from the commit to compare "
             "with: make bench BASELINE=reset"
         )
-    if set(names) & set(WITH_XRFM) and importlib.util.find_spec("xrfm") is None:
-        install = "pip install --constraint constraints.txt xrfm"
-        parser.error(f"xrfm must be installed for {', '.join(WITH_XRFM)}: {install}")
     start = time.perf_counter()
     found = measured(names, quick=options.quick)
     made = {**provenance(), "quick": options.quick}

@@ -40,13 +40,20 @@ class Failure:
     index: int
     case: dict | None
     error: str
+    traceback: str = ""
 
     def save(self, corpus: Path) -> Path:
-        """Write the case to the corpus under a name that its content determines."""
+        """Write the case to the corpus under a name that its content determines.
+
+        Without the traceback, which names folders of this machine.
+        """
+        content = {
+            name: part for name, part in vars(self).items() if name != "traceback"
+        }
         digest = hashlib.sha256(json.dumps(self.case, sort_keys=True).encode())
         path = corpus / f"{self.family}-{digest.hexdigest()[:12]}.json"
         corpus.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(vars(self), indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         return path
 
 
@@ -86,8 +93,9 @@ def _work(connection: Connection, package: str) -> None:
             connection.send(None)
         except KeyboardInterrupt:
             return
-        except BaseException:  # noqa: BLE001  # SystemExit is a failure, too
-            connection.send((case, traceback.format_exc()))
+        except BaseException as error:  # noqa: BLE001  # SystemExit is a failure, too
+            name = "".join(traceback.format_exception_only(error)).rstrip()
+            connection.send((case, name, traceback.format_exc()))
 
 
 class _Worker:
@@ -142,7 +150,7 @@ def run(
     start = time.monotonic()
     workers = [_Worker(package) for _ in range(n_workers)]
 
-    def finish(worker: _Worker, outcome: tuple[dict | None, str] | None) -> None:
+    def finish(worker: _Worker, outcome: tuple[dict | None, str, str] | None) -> None:
         family, _, index = worker.task
         worker.task = None
         summary.counts[family] += 1
@@ -151,13 +159,13 @@ def run(
             summary.failures.append(failure)
             path = failure.save(corpus)
             report(f"FAILED {family}, seed {seed}, case {index}: stored in {path}")
-            report(failure.error.rstrip())
+            report(failure.traceback.rstrip() or failure.error)
 
     def replace(worker: _Worker, reason: str) -> None:
         family, _, index = worker.task
         worker.stop()
         workers[workers.index(worker)] = _Worker(package)
-        finish(worker, (draw_case(package, family, seed, index), reason))
+        finish(worker, (draw_case(package, family, seed, index), reason, ""))
 
     try:
         while True:

@@ -58,6 +58,8 @@ def test_failures_crashes_and_hangs_are_counted_and_stored(package, tmp_path):
     stored = [json.loads(p.read_text()) for p in (tmp_path / "corpus").iterdir()]
     assert {entry["family"] for entry in stored} == set(expected)
     assert all(entry["case"] is not None for entry in stored)
+    assert not any("Traceback" in entry["error"] for entry in stored)
+    assert any("Traceback" in line for line in lines)
 
 
 def test_a_case_depends_on_seed_family_and_index_only(package):
