@@ -65,6 +65,8 @@ def work(rank: int, folder: str) -> None:
             found = trained(model, penalty(rank), widths, half)
             results[f"{name}-{unused}"] = found
     torch.save(results, f"{folder}/{rank}.pt")
+    # gloo aborts a process, now and then, whose group the other one has left
+    torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
