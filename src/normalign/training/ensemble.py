@@ -252,7 +252,7 @@ class Ensemble:
         ]
 
     def identity(self) -> dict[str, str]:
-        """Return a hash of each thing that decides how the networks train.
+        """Return a hash of each ingredient that determines how the networks train.
 
         Raises
         ------
