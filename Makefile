@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-# What runs anywhere, in one process for each core, up to four, with one thread each.
+# Tests that need no GPU, data or browser; one process per core, up to four.
 ANYWHERE := not cuda and not data and not browser and not full
 PYTEST := python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
@@ -15,27 +15,27 @@ test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/$(PYTEST) -m "$(ANYWHERE)" --cov --cov-report=term
 	cd reproduction && OMP_NUM_THREADS=1 ../$(BIN)/$(PYTEST) -m "$(ANYWHERE)"
 
-# Random cases against independent implementations; each run draws new ones unless FUZZ_SEED
-# is set. FUZZ_SECONDS=600 FUZZ_SEED=7 make fuzz
+# Random cases against independent implementations, for at most ten minutes. New cases in each
+# run unless FUZZ_SEED is set: FUZZ_SECONDS=600 FUZZ_SEED=7 make fuzz
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz
 
-# Ratios of time to their peers against the stored ones, on two idle cores. A deliberate
-# change stores new ones: make bench BASELINE=reset, in a commit of its own.
+# Times relative to other implementations, compared with stored ratios; needs two idle cores.
+# To accept a deliberate change: make bench BASELINE=reset, in a commit of its own.
 bench: $(READY)
 	@$(BIN)/python -c 'import xrfm' 2>/dev/null || $(BIN)/python -m pip install --quiet \
 		--disable-pip-version-check --constraint constraints.txt xrfm
 	$(BIN)/python benchmarks/bench.py $(if $(filter reset,$(BASELINE)),--reset)
 
-# What else is checked before a change lands; `make test` comes first.
+# Static checks.
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-# The tests on the oldest versions that the package admits, in an environment of their own.
-# They have wheels for Python 3.11 and 3.12.
+# The tests with the oldest supported versions, in an environment of their own. Those versions
+# have wheels for Python 3.11 and 3.12.
 lowest:
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check \

@@ -1,25 +1,25 @@
-"""The important ratios of time to their peers, compared with those that are stored.
+"""Times relative to other implementations ("peers"), compared with a stored baseline.
 
     make bench                    about four minutes on two idle cores
     make bench BASELINE=reset     measure, and store the ratios as the new baseline
     python benchmarks/bench.py --only step,fit-300 --baseline out/bench.json
 
-A ratio is the seconds of a turn of ours over those of a turn of a peer. Ours and the
-peers take turns (ours, peer, ours, peer, ...), all in one process after a turn of each
-that does not count, so each pair of turns gives one ratio; there are five pairs or
-more. What both compute is compared once, where it is the same thing.
+A ratio is the time of a turn of ours over that of a turn of a peer. Ours and the peers
+alternate (ours, peer, ours, peer, ...) in one process, after one turn of each to warm
+up; each pair of turns gives one ratio, and there are at least five pairs. Where both
+compute the same quantity, the results are compared once.
 
-The rule. A ratio is lost if both hold:
+A ratio is lost (our code has become slower) if both hold:
 
-1. the median of its pairs is more than 15 % above the median of the stored pairs;
-2. the loss is outside the spread: that the pairs are above the stored ones by chance
-   has p < 0.01 by the one-sided, exact test of Mann and Whitney, which looks at their
-   order alone. For five against five all but one comparison must say so.
+1. the median over its pairs is more than 15 % above the stored median;
+2. the increase is significant: p < 0.01 in the exact one-sided Mann-Whitney test of the
+   pairs against the stored ones. For five against five, all but one of the 25
+   comparisons must be increases.
 
 The exit status is 1 if a ratio is lost, 2 if there is no baseline of this processor or
 a peer is not installed, else 0. Ratios differ between processors (by up to 45 % between
-an Intel Xeon and an AMD EPYC), so each has a baseline of its own in the file. Other
-versions are named in the output.
+an Intel Xeon and an AMD EPYC), so each processor has its own baseline in the file. The
+output says if versions or threads differ from those of the baseline.
 
 ``step``       a training step with GrokAlign; peers: a step without it, the penalty in
                the form of the released scripts (`grokalign_step.py`, case a)
@@ -71,21 +71,21 @@ FEWEST_PAIRS = 5
 
 @dataclass(frozen=True)
 class Contest:
-    """What takes turns.
+    """Our code and its peers on one task.
 
     Parameters
     ----------
     title : str
     turns : mapping of str to callable
-        What ours and each peer do in a turn; ours comes first.
+        The function that ours and each peer call in a turn; ours comes first.
     n_pairs : int
     answers : callable, optional
-        From what a turn returns to the numbers that all must agree on.
+        Maps the result of a turn to the numbers that must agree.
     limit : float
-        How far the numbers may differ, root mean square over that of the peer's.
+        Largest accepted relative difference of these numbers, in root mean square.
     short : bool
-        Whether a turn takes milliseconds; then one that does not count precedes each,
-        so that caches are not those of the other.
+        Whether a turn takes milliseconds; then an uncounted turn precedes each, to fill
+        the caches.
     """
 
     title: str
@@ -223,12 +223,12 @@ WITH_XRFM = ("fit-2000", "fit-4000")
 def seconds_of(
     contest: Contest, *, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
-    """Return the seconds of each turn, by who took it, after one that does not count.
+    """Return the seconds of all turns by contestant, after one turn to warm up.
 
     Raises
     ------
     ValueError
-        If ours and a peer do not compute the same.
+        If the results of ours and a peer differ.
     """
     results = {name: turn() for name, turn in contest.turns.items()}
     if contest.answers is not None:
@@ -252,7 +252,7 @@ def seconds_of(
 
 
 def ratios_of(seconds: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Return ours over each peer, pair by pair.
+    """Return the ratio of ours to each peer for every pair of turns.
 
     Examples
     --------
@@ -272,7 +272,7 @@ def quartiles(ratios: Sequence[float]) -> tuple[float, float, float]:
 
 
 def is_lost(ratios: Sequence[float], stored: Sequence[float]) -> bool:
-    """Say whether the rule of this file calls a ratio lost."""
+    """Return whether a ratio is lost, by the rule of this file."""
     if statistics.median(ratios) <= (1 + LOSS) * statistics.median(stored):
         return False
     test = stats.mannwhitneyu(ratios, stored, alternative="greater", method="exact")
@@ -280,7 +280,7 @@ def is_lost(ratios: Sequence[float], stored: Sequence[float]) -> bool:
 
 
 def record(seconds: Mapping[str, Sequence[float]], peer: str) -> dict[str, Any]:
-    """Return what is stored of a ratio."""
+    """Return the stored form of a ratio."""
     ratios = ratios_of(seconds)[peer]
     low, middle, high = quartiles(ratios)
     return {
@@ -290,7 +290,7 @@ def record(seconds: Mapping[str, Sequence[float]], peer: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def measured(names: Sequence[str], *, quick: bool) -> dict[str, dict[str, Any]]:
+def measure(names: Sequence[str], *, quick: bool) -> dict[str, dict[str, Any]]:
     """Return the record of each ratio, by contest and peer."""
     found = {}
     for name in names:
@@ -305,10 +305,10 @@ def measured(names: Sequence[str], *, quick: bool) -> dict[str, dict[str, Any]]:
     return found
 
 
-def compared(
+def compare(
     found: Mapping[str, Mapping[str, Any]], stored: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
-    """Print each ratio beside the stored one, and return the names of the lost."""
+    """Print each ratio beside the stored one, and return the names of lost ratios."""
     lost = []
     print(f"{'ours / peer':28}{'ratio':>8}  {'quartiles':16}{'stored':>8}  change")
     for name, one in found.items():
@@ -335,17 +335,17 @@ def read_baselines(path: Path) -> dict[str, dict[str, Any]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", help=f"some of {','.join(CONTESTS)}")
+    parser.add_argument("--only", help=f"comma-separated: {','.join(CONTESTS)}")
     parser.add_argument("--reset", action="store_true", help="store a new baseline")
     parser.add_argument("--baseline", type=Path, default=BASELINE, metavar="FILE")
-    parser.add_argument("--quick", action="store_true", help="tiny: does it run?")
-    parser.add_argument("--commit", help="what is measured, where git cannot tell")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, as a test")
+    parser.add_argument("--commit", help="commit to record where git has none")
     options = parser.parse_args()
     names = list(CONTESTS) if options.only is None else options.only.split(",")
     if not set(names) <= set(CONTESTS):
-        parser.error(f"--only must be some of {','.join(CONTESTS)}, got {options.only}")
+        parser.error(f"--only must be among {','.join(CONTESTS)}, got {options.only}")
     if options.reset and options.only:
-        parser.error("--reset must be given without --only: a baseline is of them all")
+        parser.error("--reset must be given without --only: a baseline has all ratios")
     if set(names) & set(WITH_XRFM) and importlib.util.find_spec("xrfm") is None:
         install = "pip install --constraint constraints.txt xrfm"
         parser.error(f"xrfm must be installed for {', '.join(WITH_XRFM)}: {install}")
@@ -358,25 +358,25 @@ def main() -> int:
             "with: make bench BASELINE=reset"
         )
     start = time.perf_counter()
-    found = measured(names, quick=options.quick)
+    found = measure(names, quick=options.quick)
     made = {**provenance(), "quick": options.quick}
     made["commit"] = options.commit or made["commit"]
     made["seconds"] = round(time.perf_counter() - start, 1)
     if options.reset:
-        compared(found, {})
+        compare(found, {})
         stored[device] = {**made, "ratios": found}
         content = {"benchmark": "bench", "loss": LOSS, "devices": stored}
         print(f"stored in {write_json(options.baseline, content)}")
         return 0
     before = stored[device]
-    lost = compared(found, before["ratios"])
+    lost = compare(found, before["ratios"])
     for name in ("threads", "versions", "quick"):
         if made[name] != before[name]:
-            print(f"The baseline is of other {name}: {before[name]}, now {made[name]}.")
+            print(f"The baseline has other {name}: {before[name]}, now {made[name]}.")
     print(f"{made['seconds']:.0f} s; baseline of commit {before['commit']}")
     if lost:
-        print(f"Lost more than {LOSS:.0%}, outside the spread: {', '.join(lost)}.")
-        print("If it is deliberate: make bench BASELINE=reset, in a commit of its own.")
+        print(f"Slower by more than {LOSS:.0%}, with p < {LEVEL:g}: {', '.join(lost)}.")
+        print("To accept it: make bench BASELINE=reset, in a commit of its own.")
     return 1 if lost else 0
 
 

@@ -47,10 +47,10 @@ def lines() -> Iterator[str]:
     for folder in [*folders()[1:], "normalign.cli", "normalign.training.robust"]:
         package = importlib.import_module(folder)
         for name in package.__all__:
-            yield from described(f"{folder}.{name}", getattr(package, name))
+            yield from describe(f"{folder}.{name}", getattr(package, name))
 
 
-def described(name: str, value: object) -> Iterator[str]:
+def describe(name: str, value: object) -> Iterator[str]:
     kind = kind_of(value)
     if kind == "function" and hasattr(value, "__code__"):
         yield f"{name}{signature(value)}"
@@ -117,7 +117,7 @@ def name_of(line: str) -> str:
     return re.match(r"[\w.]+", line)[0]
 
 
-def unmentioned(old: str, new: str, changelog: str) -> list[str]:
+def missing_names(old: str, new: str, changelog: str) -> list[str]:
     """The names that are gone or have changed and that "Unreleased" does not have."""
     section = changelog.partition("## Unreleased")[2].partition("\n## ")[0]
     parts = [part for part in section.split("\n### ") if not part.startswith("Added")]
@@ -140,7 +140,7 @@ def complaint(names: list[str]) -> str:
 def main() -> int:
     """Rewrite the stored list, or say which names CHANGELOG.md must mention."""
     old = STORED.read_text(encoding="utf-8") if STORED.exists() else ""
-    names = unmentioned(old, text(), CHANGELOG.read_text(encoding="utf-8"))
+    names = missing_names(old, text(), CHANGELOG.read_text(encoding="utf-8"))
     if names:
         sys.stderr.write(complaint(names))
         return 1

@@ -100,7 +100,7 @@ def test_who_computes_something_else_is_not_timed():
         bench.seconds_of(other, clock=clock)
 
 
-def benched(monkeypatch, *arguments, ours=1.0):
+def run_bench(monkeypatch, *arguments, ours=1.0):
     """The exit status of the command, with one contest that a clock decides."""
     clock = Clock()
     monkeypatch.setattr(bench, "CONTESTS", {"one": lambda quick: contest(clock, ours)})
@@ -116,31 +116,31 @@ def test_the_command_stores_a_baseline_and_fails_on_a_loss(
     monkeypatch, tmp_path, capsys
 ):
     baseline = "--baseline", tmp_path / "bench.json"
-    assert benched(monkeypatch, *baseline) == 2
+    assert run_bench(monkeypatch, *baseline) == 2
     assert "must have ratios of" in capsys.readouterr().err
-    assert benched(monkeypatch, *baseline, "--reset") == 0
+    assert run_bench(monkeypatch, *baseline, "--reset") == 0
     (stored,) = bench.read_baselines(baseline[1]).values()
     assert stored["ratios"]["one/plain"]["ratio"] == pytest.approx(0.5015)
     assert {"commit", "versions", "threads", "seconds"} <= set(stored)
     before = baseline[1].read_bytes()
-    assert benched(monkeypatch, *baseline, ours=1.1) == 0
-    assert benched(monkeypatch, *baseline, ours=1.2) == 1
+    assert run_bench(monkeypatch, *baseline, ours=1.1) == 0
+    assert run_bench(monkeypatch, *baseline, ours=1.2) == 1
     assert "LOST" in capsys.readouterr().out
     assert baseline[1].read_bytes() == before
-    assert benched(monkeypatch, *baseline, "--reset", ours=1.2) == 0
-    assert benched(monkeypatch, *baseline, ours=1.2) == 0
+    assert run_bench(monkeypatch, *baseline, "--reset", ours=1.2) == 0
+    assert run_bench(monkeypatch, *baseline, ours=1.2) == 0
 
 
 def test_each_processor_has_a_baseline_of_its_own(monkeypatch, tmp_path, capsys):
     baseline = "--baseline", tmp_path / "bench.json"
-    assert benched(monkeypatch, *baseline, "--reset") == 0
+    assert run_bench(monkeypatch, *baseline, "--reset") == 0
     monkeypatch.setattr(bench, "device_name", lambda kind: "another")
-    assert benched(monkeypatch, *baseline) == 2
+    assert run_bench(monkeypatch, *baseline) == 2
     assert "must have ratios of another" in capsys.readouterr().err
-    assert benched(monkeypatch, *baseline, "--reset", ours=1.2) == 0
-    assert benched(monkeypatch, *baseline, ours=1.2) == 0
+    assert run_bench(monkeypatch, *baseline, "--reset", ours=1.2) == 0
+    assert run_bench(monkeypatch, *baseline, ours=1.2) == 0
     monkeypatch.undo()
-    assert benched(monkeypatch, *baseline, ours=1.2) == 1
+    assert run_bench(monkeypatch, *baseline, ours=1.2) == 1
 
 
 def test_a_peer_that_is_not_installed_is_named_with_the_remedy(tmp_path):
@@ -158,7 +158,7 @@ def test_a_peer_that_is_not_installed_is_named_with_the_remedy(tmp_path):
 @pytest.mark.full
 def test_contests_run_and_their_peers_do_the_same_work():
     some = ["step", "geometry-a", "fit-300", "lockstep-baseline"]
-    ratios = bench.measured(some, quick=True)
+    ratios = bench.measure(some, quick=True)
     assert set(ratios) == {
         "step/plain", "step/released", "geometry-a/plain", "fit-300/plain",
         "lockstep-baseline/loop",

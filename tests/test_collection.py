@@ -27,7 +27,7 @@ OWN = {
 MISSING = (OPTIONAL | {"dask", "xdist"}) - {"matplotlib", "numba", "pandas"}
 
 
-def collected(*arguments, missing=MISSING, cwd=TESTS.parent):
+def collect(*arguments, missing=MISSING, cwd=TESTS.parent):
     """Collect the tests of a folder in a process that lacks some packages."""
     script = "import sys, pytest; sys.modules.update(dict.fromkeys({!r})); "
     script += "sys.exit(pytest.main(sys.argv[1:]))"
@@ -78,7 +78,7 @@ def test_a_module_without_its_optional_package_is_skipped_and_others_are_not(tmp
     }.items():  # fmt: skip
         text = f"import {imported}\ndef test_it(): pass\n"
         (tmp_path / f"test_{name}.py").write_text(text)
-    done = collected("-rs", str(tmp_path), missing={"skops"}, cwd=tmp_path)
+    done = collect("-rs", str(tmp_path), missing={"skops"}, cwd=tmp_path)
     assert "needs skops" in done.stdout
     assert "test_has.py" in done.stdout
     assert done.returncode == pytest.ExitCode.INTERRUPTED
@@ -88,6 +88,6 @@ def test_a_module_without_its_optional_package_is_skipped_and_others_are_not(tmp
 
 @pytest.mark.full
 def test_the_tests_for_a_gpu_are_collected_without_the_extras():
-    done = collected("-m", "cuda")
+    done = collect("-m", "cuda")
     assert done.returncode == 0, done.stdout[-2000:]
     assert "tests/kernels/test_device.py" in done.stdout

@@ -24,7 +24,7 @@ from normalign._errors import (
         (None, "None"),
         ("rows", "'rows'"),
         (torch.zeros(2, 3), "a float32 Tensor of shape (2, 3)"),
-        (torch.zeros((), dtype=torch.int64), "a int64 Tensor of shape ()"),
+        (torch.zeros((), dtype=torch.int64), "an int64 Tensor of shape ()"),
         (np.zeros(4), "a float64 ndarray of shape (4,)"),
         (torch.nn.Parameter(torch.zeros(1)), "a float32 Parameter of shape (1,)"),
         (list(range(100)), "a list"),

@@ -53,7 +53,7 @@ print(json.dumps(result))
 """
 
 
-def named_kinds(order):
+def kinds_by_name(order):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, order, str(Path(__file__).parents[1])],
         capture_output=True, text=True, check=True, timeout=300,
@@ -69,7 +69,7 @@ def test_a_name_does_not_depend_on_the_order_of_imports(order):
         for folder in folders()
         for name in importlib.import_module(folder).__all__
     }
-    assert named_kinds(order) == here
+    assert kinds_by_name(order) == here
 
 
 def test_only_folders_are_public_modules():

@@ -1,7 +1,7 @@
-"""Files that are written whole or not at all, and names made of settings.
+"""Atomic writes, checksums of JSON files, and hashes of settings.
 
-A file that is read again has a checksum of its content in it (:func:`write_checked`):
-one bit that changes on a disk or in a copy must not change a number without notice.
+A file that is read again contains a checksum (:func:`write_checked`), so that a
+bit that changes on a disk or in a copy cannot change a result unnoticed.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _log = logging.getLogger(__name__)
 
 
 class DamagedFile(ValueError):
-    """A file that does not hold what was written to it.
+    """A file whose content is not what was written.
 
     Attributes
     ----------
     reason : str
-        In what it differs, for a message about the file in other words.
+        What is wrong, for other messages about the file.
     """
 
     reason: str = ""
 
 
 def settings_hash(settings: Mapping[str, Any]) -> str:
-    """Return twelve hexadecimal digits that name a setting, whatever its order.
+    """Return twelve hexadecimal digits of a hash that ignores the order of keys.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def settings_hash(settings: Mapping[str, Any]) -> str:
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
-    """Write a file in one step: a reader sees the old one or the new one, whole."""
+    """Write a file atomically: a reader sees the complete old or new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -58,7 +58,7 @@ def write_bytes(path: Path, content: bytes) -> Path:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes files that only their owner can read
+        # files of mkstemp are readable only by their owner
         Path(name).chmod(0o644)
         os.replace(name, path)
     except BaseException:
@@ -70,7 +70,7 @@ def write_bytes(path: Path, content: bytes) -> Path:
 def write_json(
     path: Path, content: Mapping[str, Any], *, indent: int | None = 1
 ) -> Path:
-    """Write a mapping as JSON that any parser reads: no NaN, no infinity."""
+    """Write a mapping as standard JSON, without NaN and infinity."""
     text = json.dumps(
         content, indent=indent, allow_nan=False, ensure_ascii=False,
         separators=(",", ":") if indent is None else None,
@@ -79,12 +79,12 @@ def write_json(
 
 
 def read_json(path: Path) -> Any:
-    """Return what a JSON file holds.
+    """Return the content of a JSON file.
 
     Raises
     ------
     ValueError
-        If it is not JSON, names a number that is not finite, or is nested too deeply.
+        If it is not JSON, has NaN or an infinity, or is nested too deeply.
     OSError
         If it cannot be read.
     """
@@ -111,25 +111,25 @@ def write_checked(
     Traceback (most recent call last):
     normalign_reproduction.files.DamagedFile: read_checked: path must be ... (...).
     """
-    # As it will be read: tuples become lists, keys become text.
+    # As it will be read: tuples become lists, keys become strings.
     plain = json.loads(json.dumps(content, allow_nan=False))
     plain[_CHECKSUM] = _sha256(plain)
     return write_json(path, plain, indent=indent)
 
 
 def read_checked(path: Path) -> dict[str, Any]:
-    """Return the mapping in a file of :func:`write_checked`, without the checksum.
+    """Return the mapping in a file of :func:`write_checked`.
 
     Raises
     ------
     ValueError
-        If the file is damaged or something else; names the file.
+        If the file is damaged or is not such a file; the message names it.
     OSError
         If it cannot be read.
     """
     content, reason = read_json(path), ""
     if not isinstance(content, dict):
-        reason = f"a {type(content).__name__} in place of a mapping"
+        reason = f"it has a {type(content).__name__} instead of a mapping"
     elif (expected := content.pop(_CHECKSUM, None)) is None:
         reason = "it has no checksum"
     else:
@@ -137,23 +137,23 @@ def read_checked(path: Path) -> dict[str, Any]:
             same = expected == _sha256(content)
         except ValueError:  # a number that is too large to be finite
             same = False
-        reason = "" if same else "its checksum does not fit its content"
+        reason = "" if same else "its checksum does not match its content"
     if reason:
-        raise _damage("read_checked", path, "a whole file", reason)
+        raise _damage("read_checked", path, "an undamaged file", reason)
     return content
 
 
 def load_cache(path: Path) -> dict[str, Any] | None:
-    """Return the mapping in a file of :func:`write_checked` that can be made again.
+    """Return the mapping in a file of :func:`write_checked` that can be recomputed.
 
-    ``None`` if there is no file, or a damaged one, which is logged.
+    ``None`` if there is no file or if it is damaged, which is logged.
     """
     try:
         return read_checked(path)
     except FileNotFoundError:
         return None
     except ValueError as error:
-        _log.warning("%s; it is made again", error)
+        _log.warning("%s The file is ignored and written again.", error)
         return None
 
 
@@ -164,7 +164,7 @@ def _damage(callee: str, path: Path, rule: str, reason: str) -> DamagedFile:
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _sha256(content: Any) -> str:

@@ -1,7 +1,7 @@
-"""Finished runs on disk: one file each, found again by key; and archives of many.
+"""Stored results: one file for each run, found by the key of the run, and archives.
 
-A file is written whole or not at all. One that is damaged is set aside, never read and
-never overwritten; its run counts as missing, unless an archive has it.
+Files are written atomically. A damaged file is renamed, never read and never
+overwritten; its run is missing, unless an archive has it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Store:
     folder : Path
         Made when the first result is written.
     archives : iterable of Path
-        Files of :func:`write_archive`, or folders of them. What the folder has comes
-        first.
+        Files of :func:`write_archive`, or folders of them. Results in the folder take
+        precedence.
     """
 
     def __init__(self, folder: Path, *, archives: Iterable[Path] = ()) -> None:
@@ -47,7 +47,7 @@ class Store:
         self._archived: dict[str, dict[str, Any]] | None = None
 
     def path(self, run: Run) -> Path:
-        """Return where the result of a run is, or will be."""
+        """Return the path of the result of a run."""
         return self.folder / run.experiment / f"{run.key}.json"
 
     def has(self, run: Run) -> bool:
@@ -55,7 +55,7 @@ class Store:
         return self.read(run) is not None
 
     def read(self, run: Run) -> Record | None:
-        """Return what came out of a run, or ``None`` if it is not there."""
+        """Return the result of a run, or ``None`` if it is missing."""
         path = self.path(run)
         stored = _entry(path) if path.is_file() else None
         stored = stored or self._from_archive(run.key)
@@ -64,7 +64,7 @@ class Store:
         return Record(run, stored["result"], stored["made"])
 
     def write(self, run: Run, result: dict[str, Any], made: dict[str, Any]) -> Path:
-        """Keep what came out of a run."""
+        """Store the result of a run."""
         return write_checked(self.path(run), _entry_of(Record(run, result, made)))
 
     def records(self, runs: Sequence[Run]) -> list[Record]:
@@ -82,12 +82,12 @@ class Store:
 
 
 def write_archive(path: Path, records: Iterable[Record], **about: Any) -> Path:
-    """Write records into one file, to be committed or sent.
+    """Write records into one file.
 
     Parameters
     ----------
     about
-        Further entries of the file's head, such as ``item="table1"``.
+        Further entries of the file, such as ``item="table1"``.
     """
     kept = sorted(records, key=lambda record: record.run.key)
     whole = {"format": ARCHIVE, **about, **packed_archive(kept)}
@@ -100,7 +100,7 @@ def read_archive(path: Path) -> list[Record]:
     Raises
     ------
     ValueError
-        If the file is something else, or damaged.
+        If the file is damaged or is not an archive.
     """
     try:
         return [
@@ -131,17 +131,17 @@ def _archive_entries(path: Path) -> list[dict[str, Any]]:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _no_archive(path, error) from error
     if not whole:
-        error = TypeError("a part is missing, of another kind or of another run")
+        error = TypeError("a part is missing, has another type or is of another run")
         raise _no_archive(path, error)
     return joined
 
 
 def _no_archive(path: Path, error: Exception) -> ValueError:
-    """Return the complaint about a file that is no archive."""
+    """Return the error for a file that is not an archive."""
     damaged = isinstance(error, DamagedFile)
     reason = error.reason if damaged else f"{type(error).__name__}: {error}"
     got = f"{path} ({reason})"
-    remedy = "Remove the file, or get it again."
+    remedy = "If it is an archive, restore it from a copy."
     rule = "an archive of results"
     return ValueError(complaint("read_archive", "path", rule, got, remedy))
 
@@ -154,14 +154,14 @@ def _entry_of(record: Record) -> dict[str, Any]:
 
 
 def _is_whole(entry: dict[str, Any]) -> bool:
-    """Whether an entry has all its parts, and the key of its own run."""
+    """Return whether an entry has all its parts and the key of its run."""
     parts = [entry.get(name) for name in ("run", "result", "made")]
     kinds = all(isinstance(part, dict) for part in parts)
     return kinds and entry.get("key") == settings_hash(entry["run"])
 
 
 def _entry(path: Path) -> dict[str, Any] | None:
-    """Return a stored result, or set a file aside that is none."""
+    """Return a stored result, or rename a file that is damaged."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:  # another process has just set it aside
@@ -171,14 +171,14 @@ def _entry(path: Path) -> dict[str, Any] | None:
         named = entry["format"] == FORMAT and entry["key"] == path.stem
         if named and _is_whole(entry):
             return entry
-        reason = "it is not whole" if named else "it is of another format or key"
+        reason = "it is incomplete" if named else "it has another format or key"
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
     aside = path.with_suffix(".damaged")
     number = 1
-    while aside.exists():  # of an earlier time
+    while aside.exists():  # from an earlier time
         number += 1
         aside = path.with_suffix(f".{number}.damaged")
     with suppress(FileNotFoundError):
@@ -188,5 +188,5 @@ def _entry(path: Path) -> dict[str, Any] | None:
                 os.link(aside, path)
             aside.unlink()
             return _entry(path)
-    _log.warning("%s was set aside as %s: %s", path, aside.name, reason)
+    _log.warning("%s was renamed to %s: %s", path, aside.name, reason)
     return None

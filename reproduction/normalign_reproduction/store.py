@@ -1,4 +1,4 @@
-"""Results on disk: keyed by what made them, written whole or not at all."""
+"""The versions, commit and machine that produced a result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "matplotlib", "mlxtend")
 
 
 def provenance() -> dict[str, Any]:
-    """Return what a number depends on beside its settings: versions and machine."""
+    """Return what a result depends on besides its settings: versions and machine."""
     versions = {"python": platform.python_version(), "normalign": normalign.__version__}
     for package in _PACKAGES:
         try:
@@ -44,7 +44,7 @@ def provenance() -> dict[str, Any]:
 
 
 def device_name(kind: str) -> str:
-    """Return what a device of this machine is called, in words.
+    """Return the name of a device of this machine.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def device_name(kind: str) -> str:
     if kind == "cuda":
         return torch.cuda.get_device_name()
     name = platform.processor() or platform.machine()
-    described = Path("/proc/cpuinfo")  # where Linux has the words
+    described = Path("/proc/cpuinfo")  # Linux
     if described.is_file():
         lines = described.read_text(encoding="utf-8", errors="replace").splitlines()
         named = (line.partition(":")[2] for line in lines if "model name" in line)
@@ -62,7 +62,7 @@ def device_name(kind: str) -> str:
 
 
 def commit() -> str | None:
-    """Return the commit of normalign, or ``None`` if it is in no repository."""
+    """Return the commit of normalign, or ``None`` outside of its repository."""
     source = Path(normalign.__file__)
 
     def git(*words: str) -> str | None:

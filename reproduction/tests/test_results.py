@@ -45,7 +45,7 @@ def test_a_damaged_file_is_set_aside_and_its_run_is_missing(tmp_path, caplog, co
     path.write_text(content)
     with caplog.at_level(logging.WARNING):
         assert store.read(run) is None
-    assert "set aside" in caplog.text
+    assert "was renamed to" in caplog.text
     assert path.with_suffix(".damaged").read_text() == content
     assert not path.exists()
     store.write(run, {"value": 1}, MADE)
@@ -137,7 +137,7 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path, content, match):
         read_archive(path)
 
 
-def flipped(content):
+def flip_bits(content):
     """Texts that differ from a file's in one bit, one for each of its bytes."""
     for position in range(len(content)):
         other = bytearray(content)
@@ -150,7 +150,7 @@ def test_no_flipped_bit_changes_a_result(tmp_path):
     result = {"history": {"columns": {"epoch": [0, 10], "loss": [0.5, 1e-3]}}}
     path = store.write(run, result, MADE)
     expected, content, same = store.read(run), path.read_bytes(), 0
-    for other in flipped(content):
+    for other in flip_bits(content):
         path.write_bytes(other)
         found = store.read(run)
         assert found in (None, expected)
@@ -163,7 +163,7 @@ def test_no_flipped_bit_changes_an_archive(tmp_path):
     records = [Record(run, {"value": [0.5, 2]}, MADE) for run in runs()[:2]]
     path = write_archive(tmp_path / "a.json", records)
     expected, refused = read_archive(path), 0
-    for other in flipped(path.read_bytes()):
+    for other in flip_bits(path.read_bytes()):
         path.write_bytes(other)
         try:
             assert read_archive(path) == expected
@@ -181,7 +181,7 @@ def test_verify_counts_results_and_refuses_a_damaged_archive(tmp_path, capsys):
     assert main(["verify", str(path)]) == 2
     assert capsys.readouterr().err == (
         f"read_archive: path must be an archive of results, got {path} (its checksum "
-        "does not fit its content). Remove the file, or get it again.\n"
+        "does not match its content). If it is an archive, restore it from a copy.\n"
     )
 
 

@@ -1,8 +1,8 @@
-"""Argument checks: the only place where error texts are formatted.
+"""Argument checks and the form of their error messages.
 
-Every complaint has one form: *who* complains, *which* argument, the *rule*, what
-*came*, and (if useful) what to *do*. Checks stand at the public boundary, once;
-private functions trust their callers.
+A message names the callee, the argument, the rule, the value given and, if useful, a
+remedy: ``"<callee>: <argument> must be <rule>, got <value>. <remedy>"``. Arguments are
+checked once, in public functions; private functions trust their callers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def as_float(value: Any) -> float:
-    """Return a real number as a float; beyond what one can hold it is infinite.
+    """Return a real number as a float, infinite if it is too large for one.
 
     Examples
     --------
@@ -39,7 +39,7 @@ def as_float(value: Any) -> float:
 
 
 def describe(value: Any) -> str:
-    """Say in a few words what a value is: arrays by dtype and shape, others by repr.
+    """Describe a value briefly: arrays by dtype and shape, others by their repr.
 
     Examples
     --------
@@ -47,13 +47,15 @@ def describe(value: Any) -> str:
     ('3', "'rows'")
     """
     shape, number = getattr(value, "shape", None), isinstance(value, Number)
-    # that of a class is no shape, and a number of numpy's needs none
+    # the shape attribute of a class is no shape; scalars of NumPy are shown as numbers
     if isinstance(shape, tuple) and hasattr(value, "dtype") and not number:
         dtype = str(value.dtype).removeprefix("torch.")
-        return f"a {dtype} {type(value).__name__} of shape {tuple(shape)}"
+        article = "an" if dtype.startswith("int") else "a"
+        kind = type(value).__name__
+        return f"{article} {dtype} {kind} of shape {tuple(shape)}"
     try:
         text = str(value) if number else repr(value)
-    except ValueError:  # an integer of thousands of digits has none
+    except ValueError:  # an integer of thousands of digits has no text
         text = ""
     if 0 < len(text) <= 80:
         return text
@@ -68,8 +70,8 @@ def complaint(callee: str, argument: str, rule: str, got: Any, remedy: str = "")
     Parameters
     ----------
     got : object
-        The value as given, described by :func:`describe`; a ``str`` is taken as a
-        description already made.
+        The value as given, described by :func:`describe`. A ``str`` is used as it is:
+        pass ``repr(value)`` for a value that may be a string.
 
     Examples
     --------
@@ -84,7 +86,7 @@ def complaint(callee: str, argument: str, rule: str, got: Any, remedy: str = "")
 def require(
     condition: bool, callee: str, argument: str, rule: str, got: Any, remedy: str = ""
 ) -> None:
-    """Raise a ``ValueError`` in the house form unless the condition holds."""
+    """Raise a ``ValueError`` with a :func:`complaint` unless the condition holds."""
     if not condition:
         raise ValueError(complaint(callee, argument, rule, got, remedy))
 
@@ -92,13 +94,13 @@ def require(
 def require_kind(
     condition: bool, callee: str, argument: str, rule: str, got: Any, remedy: str = ""
 ) -> None:
-    """Raise a ``TypeError`` in the house form unless the condition holds."""
+    """Raise a ``TypeError`` with a :func:`complaint` unless the condition holds."""
     if not condition:
         raise TypeError(complaint(callee, argument, rule, got, remedy))
 
 
 def installing(extra: str) -> str:
-    """Say how an extra is installed, in quotes that every shell knows.
+    """Return the command that installs an extra, quoted for any shell.
 
     Examples
     --------
@@ -109,12 +111,12 @@ def installing(extra: str) -> str:
 
 
 def module_of_extra(callee: str, name: str, extra: str) -> Any:
-    """Import a module that an extra brings.
+    """Import a module that an extra installs.
 
     Raises
     ------
     ModuleNotFoundError
-        If it is not there; says how it is installed.
+        If it is not installed; the message has the command.
 
     Examples
     --------
@@ -130,7 +132,7 @@ def module_of_extra(callee: str, name: str, extra: str) -> Any:
 def missing_extra(
     callee: str, extra: str, error: ModuleNotFoundError
 ) -> ModuleNotFoundError:
-    """Return the error of an import with the extra that would have brought it."""
+    """Return the error for a failed import, which names the extra to install."""
     package = str(error.name).partition(".")[0]
     text = complaint(
         callee, f"the {extra} extra", "installed", f"no module named {package}",

@@ -1,8 +1,8 @@
-"""The settings of torch that the library changes for a while, all in one place.
+"""Temporary changes of torch's global settings.
 
-torch holds each of them once for the whole process. Two threads that save and restore
-one on their own can restore what the other has set, and leave it changed for good. So
-every change goes through :func:`override`: under one lock the first caller saves a
+Each setting is global to the process. If two threads save and restore one without a
+lock, one thread can restore the value that the other has set, and it stays changed. So
+every change goes through :func:`override`: under a lock the first caller saves the
 setting, and the last one to leave restores it.
 """
 
@@ -19,17 +19,17 @@ __all__ = ["FLAGS", "override"]
 
 
 class _Request:
-    """A value that one caller asks for; equal to no other request."""
+    """The value that one caller requests; compared by identity."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 class _Flag:
-    """One setting, and the values that are asked for at the moment.
+    """One setting and its active requests.
 
-    Ctrl-C may interrupt both methods anywhere: what is written is always known to be
-    asked for already, and :meth:`leave` can be repeated.
+    Ctrl-C may interrupt both methods anywhere: a value is set only while its request
+    is recorded, and :meth:`leave` can be repeated.
     """
 
     def __init__(self, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
@@ -51,7 +51,7 @@ class _Flag:
 
 
 class _CompilerStance:
-    """How torch.compile behaves; torch restores a value but cannot be asked for it."""
+    """The stance of torch.compile, which torch can set and restore but not return."""
 
     ORIGINAL = "original"
 
@@ -107,9 +107,9 @@ _LOCK = threading.Lock()
 def override(**values: Any) -> Iterator[None]:
     """Change settings of torch by their names in ``FLAGS``, and restore them.
 
-    Other threads see the change while it lasts. Of several values that are asked for
-    at the same time the latest holds; the original value returns with the end of the
-    last request. What others set in between is lost then.
+    Other threads see the change while it lasts. Of several active requests the latest
+    one holds; the original value is restored when the last one ends. Values that other
+    code sets directly in the meantime are lost.
 
     Examples
     --------
@@ -128,7 +128,7 @@ def override(**values: Any) -> Iterator[None]:
 
 
 def _leave(requests: list[tuple[_Flag, _Request]]) -> None:
-    """End requests, also if Ctrl-C comes meanwhile; it is raised when they are."""
+    """End requests; Ctrl-C in the meantime is raised after all of them have ended."""
     interrupt: KeyboardInterrupt | None = None
     while requests:
         try:

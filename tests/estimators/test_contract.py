@@ -261,7 +261,7 @@ def test_several_label_columns_have_no_accuracy_but_indicators_do(labels):
     ("y", "words"),
     [
         (None, "given, got None"),
-        (np.zeros(3), "as long as X, which has 60 rows, got 3 answers"),
+        (np.zeros(3), "as long as X, which has 60 rows, got 3 targets"),
         (np.full(N, np.nan), "got 60 "),
         (np.full(N, 1j), "got an array of complex128"),
     ],

@@ -20,7 +20,7 @@ import numpy as np
 
 CORPUS = Path(__file__).with_name("corpus")
 PACKAGE = __name__.rpartition(".")[0]
-# Cases of each family in ten minutes on two cores. Shorter runs keep the ratio.
+# Most cases of each family in a run. Shorter runs keep the ratio.
 QUOTAS = {
     "kernel_machines": 6000,
     "tables": 6000,
@@ -43,9 +43,9 @@ class Failure:
     traceback: str = ""
 
     def save(self, corpus: Path) -> Path:
-        """Write the case to the corpus under a name that its content determines.
+        """Write the case to the corpus, named by a hash of its content.
 
-        Without the traceback, which names folders of this machine.
+        The traceback is left out: it names folders of this machine.
         """
         content = {
             name: part for name, part in vars(self).items() if name != "traceback"
@@ -59,7 +59,7 @@ class Failure:
 
 @dataclass
 class Summary:
-    """How many cases of each family ran, the failures, and the seconds it took."""
+    """The number of cases of each family, the failures, and the seconds of a run."""
 
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
@@ -83,7 +83,7 @@ def _work(connection: Connection, package: str) -> None:
     # Receives (family, seed, index); sends None, or the case and its error.
     import torch
 
-    logging.getLogger().addHandler(logging.NullHandler())  # no output of warnings
+    logging.getLogger().addHandler(logging.NullHandler())  # discard log output
     torch.set_num_threads(1)
     while (task := connection.recv()) is not None:
         case = None
@@ -124,7 +124,7 @@ class _Worker:
 
 
 def _next_family(counts: Counter[str], quotas: Mapping[str, int]) -> str | None:
-    # The family that is furthest behind its quota, or None when all are complete.
+    # The family furthest behind its quota, or None if all quotas are complete.
     name = min(quotas, key=lambda family: counts[family] / quotas[family])
     return name if counts[name] < quotas[name] else None
 
@@ -140,7 +140,7 @@ def run(
     case_limit_s: float = CASE_LIMIT_S,
     report=print,
 ) -> Summary:
-    """Run cases until all quotas are complete or the time is over.
+    """Run cases until all quotas are complete; start none after ``seconds``.
 
     A worker that dies, or that works on one case for more than ``case_limit_s``
     seconds, counts as a failure of that case and is replaced.

@@ -1,9 +1,9 @@
-"""Files that are damaged, cut short or half-written, and writers that are killed.
+"""Files that are damaged or truncated, and writers that fail or are killed.
 
-Of every format that the library writes and reads again: bits flip, ends are missing or
-added, a folder is in the place of a file, a write fails for want of space, a process is
-killed. What is read then is what was written, or a refusal that names the file, or
-nothing where a file can be made again; and a valid file is never lost.
+For every format that the library writes and reads again: bits flip, bytes are missing
+or appended, a folder replaces a file, the disk is full, a process is killed. Reading
+then returns what was written, raises an error that names the file, or, for a file that
+can be recomputed, finds nothing. A valid file is never lost.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MISSING = "missing"
 
 
 def _values(seed: int) -> dict[str, Any]:
-    """Return numbers of all kinds, other ones for each seed."""
+    """Return values of all types, different for each seed."""
     rng = np.random.default_rng(seed)
     return {
         "value": float(rng.normal()), "text": "ä" + str(seed), "none": None,
@@ -145,18 +145,18 @@ def _in_order(found: list[Any]) -> list[Any]:
     return sorted(found, key=lambda parts: parts[0].seed)
 
 
-def _kept(folder: Path) -> Kept:
+def _kept_store(folder: Path) -> Kept:
     return Kept(Context(torch.device("cpu"), folder / "batch"))
 
 
 def _write_kept(folder: Path, seed: int) -> Path:
-    kept = _kept(folder)
+    kept = _kept_store(folder)
     kept.put(RUN, _values(seed))
     return kept._path(RUN)
 
 
 def _read_kept(path: Path) -> Any:
-    found = _kept(path.parent).get(RUN)
+    found = _kept_store(path.parent).get(RUN)
     return MISSING if found is None else found
 
 
@@ -236,7 +236,7 @@ def _write_download(folder: Path, seed: int) -> Path:
 
 
 def _read_download(path: Path) -> Any:
-    """Fetch: what is whole stays, and what is damaged is downloaded again."""
+    """Fetch again: undamaged files stay, damaged ones are downloaded."""
 
     def download(file, urls, target, **options):
         target.write_bytes(_content(SOURCE_SEED))
@@ -253,7 +253,7 @@ def _write_list(folder: Path, seed: int) -> Path:
 
 
 def _read_list(path: Path) -> Any:
-    """Write again: the result does not depend on the list, but for one old file."""
+    """Write again: apart from one old file the result does not depend on the list."""
     write_anew(path.parent, {"both.txt": "2"}, list_name="list.json")
     assert (path.parent / "both.txt").read_text() == "2"
     assert (path.parent / "mine.txt").read_text() == "of somebody else"
@@ -266,7 +266,7 @@ def _state(seed: int) -> nn.Module:
 
 
 @functools.cache
-def _trained(kind: str) -> tuple[bytes, Any]:
+def _train_and_interrupt(kind: str) -> tuple[bytes, Any]:
     """Return a checkpoint from the middle of a run, and how the run ends."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "run")
@@ -311,7 +311,7 @@ TRAIN = {"ensemble": _train_ensemble, "robust": _train_robust}
 
 def _trainer(kind: str) -> Format:
     def write(folder: Path, seed: int) -> Path:
-        (folder / "run").write_bytes(_trained(kind)[0])
+        (folder / "run").write_bytes(_train_and_interrupt(kind)[0])
         return folder / "run"
 
     return Format(write, lambda path: TRAIN[kind](path, False))
@@ -330,7 +330,7 @@ FORMATS = {
     "ensemble": _trainer("ensemble"),
     "robust": _trainer("robust"),
 }
-# Formats whose writers are ours in full: a fault in them is reported or without effect.
+# Formats written by our own code only: a fault is reported or has no effect.
 WRITTEN = ["checkpoint", "result", "archive", "kept", "batch"]
 QUIET = ["notes", "memory"]  # a note that cannot be written is none
 KILLED = ["checkpoint", "result", "archive", "kept"]
@@ -380,7 +380,7 @@ def check(case: dict) -> None:
         CHECKS[case["kind"]](case, FORMATS[case["format"]], Path(folder))
 
 
-def _damaged(case: dict, content: bytes) -> bytes:
+def _damage(case: dict, content: bytes) -> bytes:
     how, places = case["how"], case["places"]
     if how == "flip":  # one bit, or several
         other = bytearray(content)
@@ -417,7 +417,7 @@ def _outcome(form: Format, path: Path) -> tuple[Any, Exception | None]:
 
 def _check_damage(case: dict, form: Format, folder: Path) -> None:
     several = [case["places"]]
-    if case["how"] == "flip":  # most are of one bit, which is the least to be noticed
+    if case["how"] == "flip":  # most change one bit, the smallest possible damage
         several = [[place] for place in case["places"][1:]] + [case["places"]]
     for i, places in enumerate(several):
         inner = folder / str(i)
@@ -427,7 +427,9 @@ def _check_damage(case: dict, form: Format, folder: Path) -> None:
 
 def _check_one_damage(case: dict, form: Format, folder: Path) -> None:
     path = form.write(folder, case["seed"])
-    expected = _trained(case["format"])[1] if case["format"] in TRAIN else None
+    expected = (
+        _train_and_interrupt(case["format"])[1] if case["format"] in TRAIN else None
+    )
     if expected is None:
         expected = form.read(path)
     path = form.write(folder, case["seed"])  # reading may have changed it
@@ -443,7 +445,7 @@ def _check_one_damage(case: dict, form: Format, folder: Path) -> None:
             return  # it is a valid file
         path.write_bytes(content)
     else:
-        content = _damaged(case, before)
+        content = _damage(case, before)
         path.write_bytes(content)
     found, error = _outcome(form, path)
     if error is None:
@@ -464,7 +466,7 @@ def _check_one_damage(case: dict, form: Format, folder: Path) -> None:
 
 
 class _Faulty:
-    """Files and calls of the system that fail from the n-th on, or there only."""
+    """Makes the n-th file or system call fail, and all later ones if ``stays``."""
 
     def __init__(self, at: int, number: int, *, stays: bool, short: bool) -> None:
         self.at, self.number, self.stays, self.short = at, number, stays, short
@@ -527,7 +529,7 @@ class _Faulty:
 
 @contextlib.contextmanager
 def _only(number: int) -> Iterator[None]:
-    """Pass over one error of the system; others are raised."""
+    """Ignore one error of the system; others are raised."""
     try:
         yield
     except OSError as error:

@@ -2,11 +2,11 @@
 
 A case is a model, an input (dtype, memory layout, number of samples), a context of the
 call, and one operation with its route. The references are loops over
-``torch.autograd.grad`` on a float64 copy of the model, written here. What the caller
-has must be the same after the call, bit for bit.
+``torch.autograd.grad`` on a float64 copy of the model, written here. A call must leave
+all objects of the caller unchanged, bit for bit.
 
-What must be refused stands in :func:`refusal`: it is an error if the library refuses
-anything else, and if it does not refuse that.
+:func:`refusal` says which cases must raise an error: the library must raise in these
+cases and in no others.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Residual(nn.Module):
         return self.head(hidden + self.body(hidden))
 
 
-class Buffered(nn.Module):
+class MaskAndCounter(nn.Module):
     """A mask for the features and a counter of calls, which no measure may change."""
 
     def __init__(self, d: int, k: int) -> None:
@@ -244,7 +244,7 @@ def build(case: dict[str, Any]) -> tuple[nn.Module, tuple[int, ...]]:
         "embedding": (TokenModel, (4,)),
         "sequence": (lambda: Sequence(d, k, act), (3, d)),
         "function": (lambda: mlp(d, k), vector),
-        "buffers": (lambda: Buffered(d, k), vector),
+        "buffers": (lambda: MaskAndCounter(d, k), vector),
         "tuple": (lambda: Several(mlp(d, k)), vector),
         "tied": (lambda: Tied(d, act), vector),
     }  # fmt: skip
@@ -276,7 +276,7 @@ def sample(case: dict[str, Any], shape: tuple[int, ...]) -> Tensor:
     return x
 
 
-def laid_out(x: Tensor, layout: str) -> Tensor:
+def change_layout(x: Tensor, layout: str) -> Tensor:
     """The same numbers in another memory layout."""
     if layout == "expanded" and x.is_floating_point():
         return x[:, :1].expand(x.shape)
@@ -294,7 +294,7 @@ def laid_out(x: Tensor, layout: str) -> Tensor:
 def refusal(
     case: dict[str, Any], model: nn.Module
 ) -> tuple[type[Exception], str] | None:
-    """The error that must come, or None where the call must succeed."""
+    """Return the error that the call must raise, or None if it must succeed."""
     operation, n, fault = case["operation"], case["n"], case["fault"]
     penalty = operation.startswith("penalty")
     if penalty and case["context"] in ("no_grad", "inference_mode"):
@@ -489,7 +489,7 @@ def run(case: dict[str, Any]) -> None:
     model64 = copy.deepcopy(model).double()  # the same weights
     if isinstance(model, Faulty):
         model.rows = model64.rows
-    x = laid_out(x64 if tokens else x64.to(dtype), case["layout"])
+    x = change_layout(x64 if tokens else x64.to(dtype), case["layout"])
     x64 = x.clone() if tokens else x.double().contiguous()
     labels = torch.randint(0, 2**20, (case["n"],))
     tolerance = TOLERANCE[case["dtype"]]
@@ -507,14 +507,14 @@ def run(case: dict[str, Any]) -> None:
         x.requires_grad_()
     if case["context"] == "inference_tensor":
         with torch.inference_mode():
-            x = laid_out(x.clone(), case["layout"])
+            x = change_layout(x.clone(), case["layout"])
     operation = Operation(case, model, model64, x, x64, labels, tolerance)
     error = refusal(case, model)
     before = caller_state(model, x)
     with surroundings(case["context"]):
         if error is not None:
             kind, words = error
-            refused(operation, kind, words)
+            require_refusal(operation, kind, words)
         elif case["context"] == "threads":
             in_threads(operation)
         else:
@@ -526,7 +526,7 @@ def run(case: dict[str, Any]) -> None:
         assert same(before[name], after[name]), f"{name} of the caller has changed"
 
 
-def refused(operation: Any, kind: type[Exception], words: str) -> None:
+def require_refusal(operation: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         operation()
 
@@ -690,7 +690,7 @@ class Operation:
         if not (torch.is_grad_enabled() and len(self.x)):
             assert not found.jacobian.requires_grad or torch.is_grad_enabled()
             return None
-        total = weighted(found.jacobian) + weighted(found.offset)
+        total = weighted_sum(found.jacobian) + weighted_sum(found.offset)
         return torch.autograd.grad(
             total, list(self.model.parameters()), allow_unused=True,
             materialize_grads=True,
@@ -704,7 +704,7 @@ class Operation:
         with torch.enable_grad():
             output = outputs_of(self.function, x)
             offset = output - torch.einsum("nkd,nd->nk", jacobian, x.flatten(1))
-            total = weighted(jacobian) + weighted(offset)
+            total = weighted_sum(jacobian) + weighted_sum(offset)
         self.compare_gradients(found, total)
 
     def compare_gradients(self, found: Any, total: Tensor) -> None:
@@ -956,7 +956,7 @@ class Operation:
         )  # fmt: skip
 
     def is_well_posed(self) -> bool:
-        """Whether the ratio is not that of zeros: for x = 0 it has no value."""
+        """Return whether the ratio is defined: for x = 0 it is not."""
         if self.case["power"] != "ratio":
             return True
         x = self.points()
@@ -975,8 +975,8 @@ class Operation:
 PLAIN_OUTPUT = ("pgd", "penalty", "penalty_gradient")
 
 
-def weighted(tensor: Tensor) -> Tensor:
-    """A sum with weights that differ, so that no entry can stand for another."""
+def weighted_sum(tensor: Tensor) -> Tensor:
+    """Return a sum with different weights, so that exchanged entries are detected."""
     weights = torch.linspace(0.5, 1.5, max(tensor.numel(), 1), dtype=torch.float64)
     return (tensor.double().flatten() * weights[: tensor.numel()]).sum()
 

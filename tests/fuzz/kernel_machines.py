@@ -2,9 +2,9 @@
 
 The plain implementation works from differences of all pairs of points, in float64, and
 shares no code with the library. It is run again with its inputs and its intermediate
-tables changed by one rounding of the library's precision: by how much its answers move
-is what a backward stable algorithm may be off by, so tolerances are multiples of that.
-Where both disagree in float64, the plain implementation is run with 50 digits.
+results perturbed by one rounding error of the library's precision: the change of its
+outputs is the error that a backward stable algorithm may have, so tolerances are
+multiples of it. Where both disagree in float64, it is run with 50 digits.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ KINDS = {
     "RFAMClassifier": RFAMClassifier,
 }
 GAPS = [None, None, 0.0, *(10.0**-power for power in range(2, 13))]
-# What the library says where it has fewer digits than a user expects.
+# Warnings of the library about results with few correct digits.
 CAUTION = re.compile(
     "rounding in float|positive definite in float|may be rounding|conjugate gradients "
     "stopped|all rows alike|no row like another"
 )
 # Accepted relative errors of a metric that is a sum over pairs: the library stops at an
-# estimate of 1e-9 and 1e-3, which measured errors were a tenth of.
+# estimate of 1e-9 and 1e-3, and measured errors were a tenth of that.
 PAIRS = {"float64": 1e-9, "float32": 1e-3}
-RESIDUAL = 1e-4  # at which conjugate gradients stop
-# How often the changes of the plain answers the library may be off: it makes many
-# roundings, of which the runs below draw a few. In thousands of cases it was 120 times.
+RESIDUAL = 1e-4  # where conjugate gradients stop
+# Tolerance in units of the change of the plain results: the library makes many rounding
+# errors, of which the runs below sample a few. In thousands of cases 120 was enough.
 ROUNDINGS, RUNS = 300, 3
-# Beyond this relative change, one rounding decides the answer: there is none to check.
+# Above this relative change the problem is ill-posed and is not checked.
 ILL_POSED = 1e-3
 
 
@@ -97,7 +97,7 @@ def draw(rng: np.random.Generator) -> dict:
 
 
 def check(case: dict) -> None:
-    """Raise if the library's answers are wrong without a word."""
+    """Raise if the library's results are wrong and it gave no warning."""
     with ExitStack() as stack:
         if case["code"] == "tensors":
             absent = mock.patch.object(compiled, "is_available", return_value=False)
@@ -240,7 +240,7 @@ class _Exact:
         return table
 
 
-class _Merged(_Exact):
+class _Grid(_Exact):
     """Rounds the points of each column to a grid, on which near ones may coincide."""
 
     def __init__(self, eps: float) -> None:
@@ -334,7 +334,7 @@ def _median(distances, weights):
     return lengths[order][np.searchsorted(total, total[-1] * (0.5 - 1e-12))]
 
 
-def _fitted(x, y, weights, case, ops, noise, more=0.0):
+def _fit_reference(x, y, weights, case, ops, noise, more=0.0):
     """Algorithm 1: metric, coefficients, bandwidth, intercept, the last condition."""
     spec = SimpleNamespace(kernel=case["kernel"], exponent=case["exponent"])
     diagonal, alpha = case["diagonal"], case["identity_weight"]
@@ -399,10 +399,10 @@ def _metric(case, rng):
 
 
 def _compare(name, found, wanted, changed, *, least, precise=None):
-    """Complain where an answer is off by more than roundings explain.
+    """Raise if an output differs by more than rounding errors explain.
 
-    ``changed`` are plain answers after roundings, ``least`` is an absolute tolerance,
-    and ``precise`` makes the answer with 50 digits.
+    ``changed`` are plain outputs with rounding errors, ``least`` is an absolute
+    tolerance, and ``precise`` makes the answer with 50 digits.
     """
     found, wanted = (np.asarray(part, dtype=np.float64) for part in (found, wanted))
     assert found.shape == wanted.shape, (name, found.shape, wanted.shape)
@@ -488,7 +488,7 @@ def _check_functions(case):
 
     wanted = answers(DOUBLE, _Exact())
     changed = [answers(DOUBLE, _Rounding(eps, seed)) for seed in range(RUNS)]
-    changed.append(answers(DOUBLE, _Merged(eps)))
+    changed.append(answers(DOUBLE, _Grid(eps)))
     precise = functools.cache(lambda: answers(PRECISE, _Exact()))
 
     def agrees(name, place, found, *, least=0.0, of=lambda part: part):
@@ -607,7 +607,7 @@ def _check_machine(case):
     def answers(ops, noise):
         both = noise.table(np.concatenate([x, asked]) - middle)
         placed, points = (ops.array(part) for part in (both[: len(x)], both[len(x) :]))
-        metric, coef, spec, intercept, matrix = _fitted(
+        metric, coef, spec, intercept, matrix = _fit_reference(
             placed, ops.array(y), ops.array(weights), case, ops, noise, more
         )
         values, slopes, _ = _pairs(points, placed, metric, spec, ops, noise)
@@ -630,7 +630,7 @@ def _check_machine(case):
     changed = [
         answers(DOUBLE, _Rounding(eps, seed, residual=residual)) for seed in range(RUNS)
     ]
-    changed.append(answers(DOUBLE, _Merged(eps)))
+    changed.append(answers(DOUBLE, _Grid(eps)))
     precise = functools.cache(lambda: answers(PRECISE, _Exact()))
 
     # The root of a singular metric is off by the root of a rounding.

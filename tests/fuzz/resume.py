@@ -1,8 +1,9 @@
-"""Runs that are broken off: resumed to the bit, and never resumed as another run.
+"""Interrupted runs: resumed bit for bit, and never resumed as another run.
 
-A case trains something small with a checkpoint, breaks off at a random row, changes one
-ingredient, and expects a refusal that names the ingredient and leaves the file as it
-was. Without a change the result must be that of an uninterrupted run, bit for bit.
+A case trains something small with a checkpoint, interrupts it at a random row, changes
+one ingredient, and expects an error that names the ingredient and leaves the file
+unchanged. Without a change the result must equal that of an uninterrupted run, bit for
+bit.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from normalign_reproduction.spec import Run
 K = 3  # classes
 
 
-class Weighted:
+class WeightedLoss:
     """A loss of the user's own, with a setting."""
 
     def __init__(self, factor: float) -> None:
@@ -48,16 +49,16 @@ class Weighted:
         return self.factor * nn.functional.cross_entropy(output, target)
 
 
-def smoothed(output, target):
+def smoothed_loss(output, target):
     return nn.functional.cross_entropy(output, target, label_smoothing=0.1)
 
 
 LOSSES = {
     "name": lambda c: "cross_entropy",
     "square": lambda c: "squared_error",
-    "object": lambda c: Weighted(c["loss_factor"]),
+    "object": lambda c: WeightedLoss(c["loss_factor"]),
     "module": lambda c: nn.CrossEntropyLoss(label_smoothing=0.1 * c["loss_factor"]),
-    "function": lambda c: smoothed,
+    "function": lambda c: smoothed_loss,
 }
 ACTIVATIONS = {
     "relu": lambda c: nn.ReLU(),
@@ -85,8 +86,8 @@ PREPARES = {
     "augmented": lambda c: Augmented(c["radius"], shape=(1, 2, 3)),
 }
 
-# What an ensemble is made of. Of each ingredient: its values, of which a case has one
-# and a changed case another, and the words with which a refusal must name it.
+# The ingredients of an ensemble: the values of each, of which a case has one and a
+# changed case another, and the words with which an error must name it.
 ENSEMBLE: dict[str, tuple[list[Any], str]] = {
     "activation": (list(ACTIVATIONS), "networks"),
     "slope": ([0.05, 0.1, 0.3], "networks"),
@@ -120,8 +121,8 @@ ENSEMBLE: dict[str, tuple[list[Any], str]] = {
     "seed": ([0, 1, 2**40], "the members' seed"),
     "n": ([1, 2, 3], "weights"),
     "batch_size": ([4, 5, 12], "batch_size"),
-    "epochs": ([3, 4], "evaluate"),
-    "evaluate": ([1, 2], "evaluate"),
+    "epochs": ([3, 4], "epochs and evaluate"),
+    "evaluate": ([1, 2], "epochs and evaluate"),
     "measure": (list(MEASURES), "measure"),
     "n_measured": ([2, 3], "measure"),
     "measure_at": ([1, 2], "measure_at"),
@@ -190,7 +191,7 @@ def check(case: dict) -> None:
 
 
 class _Break(Exception):
-    """Raised in the middle of a run."""
+    """Raised during a run to interrupt it."""
 
 
 def _settings(case: dict) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -203,14 +204,14 @@ def _settings(case: dict) -> tuple[dict[str, Any], dict[str, Any] | None]:
 
 
 def _check_trainer(case: dict, folder: Path, build) -> None:
-    """Break a run off, and go on with the same or other settings."""
+    """Interrupt a run and resume it with the same or other settings."""
     settings, other = _settings(case)
     path = folder / "run"
     with contextlib.suppress(_Break):
         build(settings, case)(path, case["break_at"])
     content = path.read_bytes()
-    # Some settings have no part in some runs, as a slope has none in a ReLU. The oracle
-    # for that is here, not in the library.
+    # Some settings have no effect in some runs, such as a slope on a ReLU. The rules
+    # for that are here, not in the library.
     if other is None or _same(case["kind"], settings, other):
         found, expected = build(settings, case)(path), build(settings, case)(None)
         assert found == expected, "resumed, it is not the uninterrupted run"
@@ -228,7 +229,7 @@ def _check_trainer(case: dict, folder: Path, build) -> None:
 
 
 def _same(kind: str, one: dict, other: dict) -> bool:
-    """Whether the settings in which two cases differ have no part in the run."""
+    """Return whether the settings in which two cases differ have no effect."""
     (name,) = [name for name in one if one[name] != other[name]]
     if kind == "robust":
         return {
@@ -431,12 +432,12 @@ def _build_robust(settings: dict, case: dict):
     def train(path: Path | None, stop: list[int] | None = None) -> Any:
         take = trainer._take
 
-        def counted(epoch, i):
+        def count_rows(epoch, i):
             take(epoch, i)
             if stop is not None and trainer._done >= 1 + sum(stop):
                 raise _Break
 
-        trainer._take = counted
+        trainer._take = count_rows
         history = trainer.train(
             checkpoint=path, checkpoint_seconds=0.0, measure=measure,
             evaluate=lambda epoch: epoch % every == 0,
@@ -488,12 +489,12 @@ def _check_store(case: dict, folder: Path) -> None:
 
 
 def _check_tune(case: dict, folder: Path) -> None:
-    """A pilot that is ended early has the first rows of one that is not."""
+    """A tuning run that is stopped early has the first rows of a complete one."""
     settings = {name: values[0] for name, (values, _) in ENSEMBLE.items()}
     data = _data(settings)
     last = 1 + case["break_at"][0]
 
-    def tuned(callback=None):
+    def tune(callback=None):
         return tune_weight(
             _network({**settings, "hidden": 5}, case["seed"], 6, K), data.x_train,
             data.y_train, weights=(0.01, 0.1), powers=(2,), epochs=5, n_repeats=2,
@@ -502,8 +503,8 @@ def _check_tune(case: dict, folder: Path) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        whole, again = tuned(), tuned()
-        early = tuned(lambda row: row["epoch"] >= last)
+        whole, again = tune(), tune()
+        early = tune(lambda row: row["epoch"] >= last)
     rows = [[h.rows() for h in runs] for runs in whole.histories]
     assert rows == [[h.rows() for h in runs] for runs in again.histories]
     assert (whole.weight, whole.power) == (again.weight, again.power)

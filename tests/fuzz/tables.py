@@ -3,10 +3,10 @@
 Two parts:
 
 ``containers``
-    A kernel machine is given a table, answers and weights in some container. What
+    A kernel machine is given a table, targets and weights in some container. What
     ``TABLES``, ``ANSWERS`` and ``WEIGHTS`` call valid must be fitted without a warning
-    and predict what the machine predicts that was given float64 arrays. What is invalid
-    there must be refused by an error that names the callee and the argument.
+    and give the same predictions as float64 arrays. What is invalid there must raise an
+    error that names the callee and the argument.
 
 ``columns``
     ``make_tabular_pipeline`` is given a mixed table, each column in one form in ``fit``
@@ -408,11 +408,13 @@ class _Column:
         first, second = self.forms
         values = [key for key in keys[0] if key is not None]
         types = set(self._types(first, values))
-        before = {_read(first, code) for code in self.codes[0] if code is not None}
+        before = {
+            _read_number(first, code) for code in self.codes[0] if code is not None
+        }
         for key, code in zip(keys[1], self.codes[1], strict=True):
             if key is None or key in values:
                 continue
-            same = _read(second, code)
+            same = _read_number(second, code)
             kind = next(iter(self._types(second, [key])), None)
             both_texts = first.type == second.type == "text"
             if kind not in types or (
@@ -436,7 +438,7 @@ def _float(form: Form, code: Any) -> float:
     return float(value.decode() if isinstance(value, bytes) else value)
 
 
-def _read(form: Form, code: Any) -> float | None:
+def _read_number(form: Form, code: Any) -> float | None:
     # The number that a value is, or whose text it is.
     return code if form.number or form.read else None
 
@@ -463,7 +465,7 @@ def _table(columns: list[_Column], when: int, container: str) -> Any:
     return frame
 
 
-def _changed(table: Any, change: str) -> tuple[Any, str]:
+def _change_columns(table: Any, change: str) -> tuple[Any, str]:
     """A table with other columns, and the words of the refusal, if it is one."""
     named = not isinstance(table, np.ndarray | list)
     if change == "none":
@@ -520,7 +522,7 @@ def _check_columns(case: dict) -> None:
         machine, categorical=listed, missing_indicator=case["missing_indicator"]
     )
     before = _table(columns, 0, container)
-    later, words = _changed(_table(columns, 1, container), case["change"])
+    later, words = _change_columns(_table(columns, 1, container), case["change"])
 
     # to numpy lists of nothing but tuples are a cube
     cubes = [
@@ -536,14 +538,14 @@ def _check_columns(case: dict) -> None:
         )
         return
     copy = _content(before)
-    _, said = _recorded(lambda: pipeline.fit(before, answers))
+    _, said = _record_warnings(lambda: pipeline.fit(before, answers))
     assert _content(before) == copy, "fit changed the table"
     parts = [column.encoded(indicator=case["missing_indicator"]) for column in columns]
     tables = [
         np.concatenate(part, axis=1) for part in list(zip(*parts, strict=True))[:2]
     ]
     bare = MACHINES[case["machine"]](n_iter=case["n_iter"], dtype="float64")
-    _, wanted = _recorded(lambda: bare.fit(tables[0], answers))
+    _, wanted = _record_warnings(lambda: bare.fit(tables[0], answers))
     assert said == wanted, f"warnings in fit: {said}, of the plain table: {wanted}"
 
     name = "decision_function" if "Classifier" in case["machine"] else "predict"
@@ -560,7 +562,7 @@ def _check_columns(case: dict) -> None:
         )
         return
     copy = _content(later)
-    found, said = _recorded(lambda: getattr(pipeline, name)(later))
+    found, said = _record_warnings(lambda: getattr(pipeline, name)(later))
     assert _content(later) == copy, "predict changed the table"
     for place, (column, part) in enumerate(zip(columns, parts, strict=True)):
         label = repr(places[place] if numbered else f"c{place}")
@@ -582,7 +584,7 @@ def _check_columns(case: dict) -> None:
 # --- containers ----------------------------------------------------------------------
 
 
-def _sliced(array: np.ndarray) -> np.ndarray:
+def _slice_of_larger(array: np.ndarray) -> np.ndarray:
     wide = np.zeros((2 * len(array), *array.shape[1:]), dtype=array.dtype)
     wide[::2] = array
     return wide[::2]
@@ -594,13 +596,13 @@ def _read_only(array: np.ndarray) -> np.ndarray:
     return made
 
 
-def _mapped(array: np.ndarray) -> np.ndarray:
+def _memory_map(array: np.ndarray) -> np.ndarray:
     with tempfile.TemporaryDirectory() as folder:
         np.save(path := Path(folder) / "table.npy", array)
         return np.load(path, mmap_mode="r")
 
 
-def _framed(dtype: Any) -> Callable[[np.ndarray], pd.DataFrame]:
+def _as_frame(dtype: Any) -> Callable[[np.ndarray], pd.DataFrame]:
     return lambda array: pd.DataFrame(array).add_prefix("c").astype(dtype)
 
 
@@ -614,13 +616,13 @@ def _objects(kind: Callable[[Any], Any]) -> Callable[[np.ndarray], np.ndarray]:
     return made
 
 
-def _typed(dtype: Any) -> Callable[[np.ndarray], np.ndarray]:
+def _with_dtype(dtype: Any) -> Callable[[np.ndarray], np.ndarray]:
     return lambda array: array.astype(dtype)
 
 
 _ARRAYS: dict[str, Callable[[np.ndarray], Any]] = {
     **{
-        dtype: _typed(dtype)
+        dtype: _with_dtype(dtype)
         for dtype in (
             *("float64", "float32", "float16", "longdouble", ">f8", "<f4", ">i4"),
             *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -628,11 +630,11 @@ _ARRAYS: dict[str, Callable[[np.ndarray], Any]] = {
     },
     "fortran": np.asfortranarray,
     "reversed": lambda array: np.ascontiguousarray(array[::-1])[::-1],
-    "sliced": _sliced,
+    "sliced": _slice_of_larger,
     "read only": _read_only,
-    "mapped": _mapped,
+    "mapped": _memory_map,
     "masked": lambda array: np.ma.array(array, mask=False),
-    "objects": _typed(object),
+    "objects": _with_dtype(object),
     "decimals": _objects(Decimal),
     "quotients": _objects(Fraction),
     "list": np.ndarray.tolist,
@@ -668,7 +670,7 @@ def _hole(array: np.ndarray, value: Any) -> np.ndarray:
 TABLES: dict[str, tuple[bool, Callable[[np.ndarray], Any]]] = {
     **{name: (True, make) for name, make in _ARRAYS.items()},
     **{
-        f"frame of {dtype}": (True, _framed(dtype))
+        f"frame of {dtype}": (True, _as_frame(dtype))
         for dtype in ("float64", "float32", "Int64", "Float64", "object", "int8")
     },
     "transposed": (True, lambda array: np.ascontiguousarray(array.T).T),
@@ -690,11 +692,11 @@ TABLES: dict[str, tuple[bool, Callable[[np.ndarray], Any]]] = {
         True,
         lambda array: torch.tensor(array[:, :1]).expand(-1, array.shape[1]),
     ),
-    "complex": (False, _typed(complex)),
-    "dates": (False, _typed("M8[s]")),
-    "durations": (False, _typed("m8[s]")),
-    "texts": (False, _typed(str)),
-    "bytes": (False, _typed("S")),
+    "complex": (False, _with_dtype(complex)),
+    "dates": (False, _with_dtype("M8[s]")),
+    "durations": (False, _with_dtype("m8[s]")),
+    "texts": (False, _with_dtype(str)),
+    "bytes": (False, _with_dtype("S")),
     "object texts": (False, _objects(str)),
     "records": (False, _records),
     "sparse": (False, sparse.csr_array),
@@ -711,8 +713,8 @@ TABLES: dict[str, tuple[bool, Callable[[np.ndarray], Any]]] = {
         False,
         lambda array: np.ma.array(array, mask=array == array[0, 0]),
     ),
-    "frame of texts": (False, _framed(str)),
-    "frame of categories": (False, _framed("category")),
+    "frame of texts": (False, _as_frame(str)),
+    "frame of categories": (False, _as_frame("category")),
     "frame of dates": (False, lambda array: pd.DataFrame(array.astype("M8[s]"))),
     "names twice": (
         False,
@@ -751,11 +753,14 @@ TABLES: dict[str, tuple[bool, Callable[[np.ndarray], Any]]] = {
     "type": (False, lambda _: np.ndarray),
     **(
         {
-            "arrow table": (True, lambda array: pyarrow.table(dict(_named(array)))),
-            "frame of arrow": (True, _framed("double[pyarrow]")),
+            "arrow table": (
+                True,
+                lambda array: pyarrow.table(dict(_name_values(array))),
+            ),
+            "frame of arrow": (True, _as_frame("double[pyarrow]")),
             "arrow texts": (
                 False,
-                lambda array: pyarrow.table(dict(_named(array.astype(str)))),
+                lambda array: pyarrow.table(dict(_name_values(array.astype(str)))),
             ),
         }
         if pyarrow is not None
@@ -763,10 +768,10 @@ TABLES: dict[str, tuple[bool, Callable[[np.ndarray], Any]]] = {
     ),
     **(
         {
-            "polars": (True, lambda array: polars.DataFrame(dict(_named(array)))),
+            "polars": (True, lambda array: polars.DataFrame(dict(_name_values(array)))),
             "polars later": (
                 False,
-                lambda array: polars.LazyFrame(dict(_named(array))),
+                lambda array: polars.LazyFrame(dict(_name_values(array))),
             ),
         }
         if polars is not None
@@ -775,7 +780,7 @@ TABLES: dict[str, tuple[bool, Callable[[np.ndarray], Any]]] = {
 }
 
 
-def _named(array: np.ndarray) -> list[tuple[str, np.ndarray]]:
+def _name_values(array: np.ndarray) -> list[tuple[str, np.ndarray]]:
     return [(f"c{j}", np.ascontiguousarray(column)) for j, column in enumerate(array.T)]
 
 
@@ -786,7 +791,7 @@ _FLAT: dict[str, tuple[bool, Callable[[np.ndarray], Any]]] = {
     "index": (True, pd.Index),
     "Float64": (True, lambda array: pd.array(array, dtype="Float64")),
     "Int64": (True, lambda array: pd.array(array.astype(np.int64), dtype="Int64")),
-    "complex": (False, _typed(complex)),
+    "complex": (False, _with_dtype(complex)),
     "cube": (False, lambda array: array[:, None, None]),
     "ragged": (False, lambda array: [[1.0, 2.0], *([[1.0]] * (len(array) - 1))]),
     "short": (False, lambda array: array[:-1]),
@@ -964,12 +969,12 @@ def _check_containers(case: dict) -> None:
         assert not [name for name in vars(machine) if name.endswith("_")]
         return
     copies = list(map(_content, given))
-    _, said = _recorded(fit)
+    _, said = _record_warnings(fit)
     assert list(map(_content, given)) == copies, "fit changed what it was given"
 
     plain = kind(n_iter=case["n_iter"], dtype="float64")
     weight = None if given[2] is None else weights
-    _, wanted = _recorded(lambda: plain.fit(x, y, sample_weight=weight))
+    _, wanted = _record_warnings(lambda: plain.fit(x, y, sample_weight=weight))
     assert said == wanted, f"warnings: {said}, of plain arrays: {wanted}"
     if labels:
         words = "text" in case["answers"] or case["answers"] in ("string", "categories")
@@ -984,7 +989,7 @@ def _check_containers(case: dict) -> None:
         )
         return
     copy = _content(later)
-    found, said = _recorded(lambda: getattr(machine, name)(later))
+    found, said = _record_warnings(lambda: getattr(machine, name)(later))
     assert _content(later) == copy, "predict changed what it was given"
     # scikit-learn's own rule: names that are there once only cannot be compared
     lost = (_names(given[0]) is None) != (_names(later) is None)
@@ -1031,7 +1036,7 @@ def _content(values: Any) -> str:
     return repr(values)
 
 
-def _recorded(call: Callable[[], Any]) -> tuple[Any, list[str]]:
+def _record_warnings(call: Callable[[], Any]) -> tuple[Any, list[str]]:
     """What a call returns, and the texts of its warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -1040,10 +1045,10 @@ def _recorded(call: Callable[[], Any]) -> tuple[Any, list[str]]:
 
 
 def _require_refusal(call: Callable[[], Any], callee: str, words: str) -> None:
-    """Demand an error in the house form, and no other one."""
+    """Require an error that names callee and argument, and no other error."""
     form = rf"(?s)^{callee}: {words}.*, got .+"
     try:
-        found, _ = _recorded(call)
+        found, _ = _record_warnings(call)
     except (TypeError, ValueError) as error:
         if type(error) in (TypeError, ValueError) and re.match(form, str(error)):
             return

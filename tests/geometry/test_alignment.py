@@ -167,7 +167,7 @@ def test_complaints():
         normal_alignment(jacobian, torch.randn(2, 5))
     with pytest.raises(ValueError, match=r"at least 2-D"):
         alignment_ratio(torch.randn(4), torch.randn(4))
-    with pytest.raises(TypeError, match=r"floating point, got a int64 Tensor"):
+    with pytest.raises(TypeError, match=r"floating point, got an int64 Tensor"):
         normal_alignment(jacobian, torch.ones(2, 4, dtype=torch.long))
     with pytest.raises(TypeError, match=r"x must be a tensor"):
         normal_alignment(jacobian, [1.0])

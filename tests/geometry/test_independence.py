@@ -60,12 +60,12 @@ def test_rows_for_one_batch_size_are_refused_with_the_remedy(call):
 
 @pytest.mark.parametrize("n", [3, 5])
 def test_a_model_that_fails_for_other_batch_sizes_is_refused(n):
-    class Sized(nn.Linear):
+    class OutputOfFixedSize(nn.Linear):
         def forward(self, x):
             return super().forward(x).view(n, 3)
 
     with pytest.raises(ValueError, match=r"fails for other batch sizes: shape"):
-        na.local_affine(Sized(6, 3), X[:n])
+        na.local_affine(OutputOfFixedSize(6, 3), X[:n])
 
 
 def test_a_model_that_fails_for_every_batch_says_why_itself():

@@ -75,7 +75,7 @@ def test_nothing_is_learned_from_squares_that_are_no_numbers(dtype):
             torch.ones(3, 2).long(),
             {},
             TypeError,
-            "x must be a floating tensor, got a int",
+            "x must be a floating tensor, got an int",
         ),
         (torch.ones(3), {}, ValueError, r"x must be of shape \(n, d\)"),
         (

@@ -277,7 +277,7 @@ class TwoInputs(nn.Module):
 @pytest.mark.parametrize(
     ("at", "words"),
     [
-        ("nowhere", "There are, among others"),
+        ("nowhere", "Some of its names: mix, unused"),
         ("unused", "did not run"),
         ("mix", r"At\('mix', argument=0\)"),
         (At("mix", argument=2), "at.argument must be one of"),

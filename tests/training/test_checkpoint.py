@@ -284,7 +284,7 @@ FOREIGN = {
     ),
     "no json": (safetensors.save({}, {ENTRY: "{"}), "damaged: Expecting"),
     "no record": (safetensors.save({}, {ENTRY: '{"version":1}'}), "record is missing"),
-    "wrong checksum": (good_file(), "its checksum does not fit"),
+    "wrong checksum": (good_file(), "its checksum does not match"),
     "a later version": (
         safetensors.save({}, {ENTRY: '{"version":2,"anything":"else"}'}),
         "of version 2. Read it with the newer normalign that wrote it",
@@ -301,7 +301,7 @@ def test_foreign_files_are_named_explained_and_left_alone(tmp_path, kind):
         ValueError, match=f"read_checkpoint: path .*run.ckpt.*{part}"
     ) as e:
         read_checkpoint(path)
-    assert "it was left as it is" in str(e.value) or "newer" in str(e.value)
+    assert "It was not changed" in str(e.value) or "newer" in str(e.value)
     assert path.read_bytes() == content
 
 

@@ -464,7 +464,7 @@ def refusal(file, training, names=""):
     text = (
         "^Ensemble.train: checkpoint must be one that was written with these settings "
         r"and data, got c of another run, which differs in: "
-        rf".*{names}.*\. Delete the file to start anew"
+        rf".*{names}.*\. Delete the file to start over"
     )
     with pytest.raises(ValueError, match=text):
         training.train(checkpoint=file)

@@ -69,7 +69,7 @@ class Settings:
     rate: float = 0.1
 
 
-class Slotted:
+class WithSlots:
     __slots__ = ("value",)
 
     def __init__(self, value):
@@ -119,7 +119,7 @@ DIFFERENT = {
     "array shapes": (np.zeros((2, 3)), np.zeros((3, 2))),
     "tensors": (torch.zeros(3), torch.zeros(3).half()),
     "attributes": (Settings(0.1), Settings(0.2)),
-    "slots": (Slotted(1), Slotted(2)),
+    "slots": (WithSlots(1), WithSlots(2)),
     "described": (Smooth(1.0), Smooth(2.0)),
     "methods": (Smooth(1.0).loss, Smooth(2.0).loss),
     "names of methods": (Smooth(1.0).loss, Smooth(1.0).__call__),

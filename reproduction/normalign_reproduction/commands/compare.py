@@ -1,4 +1,4 @@
-"""``normalign compare``: whether ours agrees with the paper, cell by cell."""
+"""``normalign compare``: stored results against the paper, cell by cell."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _CALLEE = "normalign compare"
 def add_to(commands: Any) -> None:
     """Add the command to the parser's subcommands."""
     parser = commands.add_parser(
-        "compare", allow_abbrev=False, help="whether ours agrees with the paper",
+        "compare", allow_abbrev=False, help="compare stored results with the paper",
         description="Compare stored results with the paper: a verdict for each cell, "
-        "by the rule of its claim. Exit code 1 if a verdict is that it does not hold; "
-        "what cannot be told, for missing runs or another reason, is no failure; but "
-        "where no run at all is stored, the exit code is 2.",
+        "by the rule of its claim. Exit code 1 if a claim does not hold. A claim that "
+        "cannot be checked, for example because runs are missing, is not a failure. "
+        "Exit code 2 if no run is stored.",
     )  # fmt: skip
     stored.add_options(parser)
     add_digits(parser)

@@ -1,4 +1,4 @@
-"""``normalign list``: the paper's tables and figures, and what there is of them."""
+"""``normalign list``: the paper's tables and figures, and which runs are finished."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         rows.append(row)
     columns = ("name", "reference", "title", "quick", "time", "full", "time")
     table(f"Tables and figures, {arguments.preset} preset", columns, rows)
-    say("runs finished of all; `normalign reproduce NAME` makes those that are missing")
+    say("finished runs of all runs; `normalign reproduce NAME` runs the missing ones")
     return 0
 
 

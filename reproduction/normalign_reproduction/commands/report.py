@@ -18,13 +18,13 @@ _CALLEE = "normalign report"
 def add_to(commands: Any) -> None:
     """Add the command to the parser's subcommands."""
     parser = commands.add_parser(
-        "report", allow_abbrev=False, help="write the page again, from what is stored",
+        "report", allow_abbrev=False, help="write the report from stored results",
         description="Write the report, its tables and its figures from finished runs, "
         "without running anything.",
     )  # fmt: skip
     stored.add_options(parser)
     add_digits(parser)
-    parser.add_argument("--open", action="store_true", help="and open it in a browser")
+    parser.add_argument("--open", action="store_true", help="open it in a browser")
     parser.set_defaults(run=run)
 
 

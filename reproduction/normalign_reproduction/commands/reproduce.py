@@ -1,4 +1,4 @@
-"""``normalign reproduce``: run what is missing of the paper, and write the report."""
+"""``normalign reproduce``: rerun tables and figures, and write the report."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def add_to(commands: Any) -> None:
     """Add the command to the parser's subcommands."""
     parser = commands.add_parser(
         "reproduce", allow_abbrev=False,
-        help="run what is missing of the paper and write the report",
-        description="Run what is missing of the paper's tables and figures, all by "
-        "default, and write a report. What was interrupted, by Ctrl-C or by a crash, "
-        "goes on where it was when the same command is given again.",
+        help="rerun the paper's tables and figures and write the report",
+        description="Rerun the paper's tables and figures, all by default, and write a "
+        "report. Runs that are already stored are skipped. After Ctrl-C or a crash the "
+        "same command continues from the last checkpoint.",
     )  # fmt: skip
     stored.add_options(parser)
     add = parser.add_argument
     add(
         "--digits", choices=("mnist", "digits_5000"),
-        help="on which digits (default: MNIST if it is here, else the embedded ones)",
+        help="which digits to use (default: MNIST if found, else the embedded ones)",
     )  # fmt: skip
     add(
         "--device", choices=("auto", "cpu", "cuda"), default="auto",
@@ -52,24 +52,28 @@ def add_to(commands: Any) -> None:
     )  # fmt: skip
     add(
         "--jobs", default="auto", metavar="N|auto",
-        help="batches at a time (default: one for each processor, one on a GPU)",
+        help="batches to run at once (default: one per core, one on a GPU)",
     )  # fmt: skip
     add(
         "--backend", choices=("loky", "dask", "ray"), default="loky",
-        help="what spreads them (default: %(default)s, processes of this machine)",
+        help="joblib backend that runs them (default: %(default)s, local processes)",
     )  # fmt: skip
     add(
         "--archive", type=Path, metavar="DIR",
-        help="afterwards write one file of results for each item",
+        help="also write one file of results for each item",
     )  # fmt: skip
     add(
         "--checkpoint-seconds", type=float, default=15.0, metavar="S",
-        help="how often running batches are kept (default: %(default)s)",
+        help="seconds between checkpoints of a batch (default: %(default)s)",
     )  # fmt: skip
-    add("--dry-run", action="store_true", help="print what would be done, and how long")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="print the plan and the expected time, run nothing",
+    )
     add(
         "--commit", metavar="SHA",
-        help="what the results are said to be made by, on a machine without git",
+        help="commit to record in the results where there is no git repository",
     )  # fmt: skip
     parser.set_defaults(run=run)
 
@@ -231,7 +235,7 @@ def _tell_interrupted(plan: Plan, store: Store) -> None:
     n_stored = len(store.records(list(runs.values())))
     note(
         f"{_CALLEE}: interrupted; {n_stored} of {len(runs)} runs are stored. The same "
-        "command goes on from here."
+        "command continues from here."
     )
 
 
@@ -250,13 +254,13 @@ def _tell_failures(performance: Performance, work: Path) -> None:
             note(f"    {trace}")
         if len(there) > _TRACES:
             note(f"    and {len(there) - _TRACES} more")
-    note("What did not fail is stored; the same command tries these again.")
+    note("All other runs are stored; the same command tries these again.")
 
 
 def _no_space(out: Path, error: str) -> str:
     return complaint(
         _CALLEE, "--out", "on a disk with space left", f"{out}: {error}",
-        "Nothing stored is lost: make room and give the same command again.",
+        "Nothing stored is lost: free some space and repeat the command.",
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ _CALLEE = "normalign show"
 def add_to(commands: Any) -> None:
     """Add the command to the parser's subcommands."""
     parser = commands.add_parser(
-        "show", allow_abbrev=False, help="tables and figures, from what is stored",
+        "show", allow_abbrev=False, help="show tables and figures of stored results",
         description="Write the tables of an item to stdout, ours beside the paper's; "
         "of a figure, where its curves end or which numbers its runs gave, or with "
         "--format svg the figure itself; and what differs from the paper. Exit code "
@@ -44,7 +44,7 @@ def add_digits(parser: argparse.ArgumentParser) -> None:
     """Add the choice of digits to a command that only reads."""
     parser.add_argument(
         "--digits", choices=("mnist", "digits_5000"),
-        help="on which digits (default: those of which more runs are finished)",
+        help="which digits (default: those with more finished runs)",
     )  # fmt: skip
 
 

@@ -34,27 +34,41 @@ def add_options(
     """
     add = parser.add_argument
     if names:
-        add("names", nargs=names, metavar="NAME", help="as `normalign list` has them")
+        add(
+            "names",
+            nargs=names,
+            metavar="NAME",
+            help="items from `normalign list` (default: all)",
+        )
         add(
             "--only", action="append", default=[], metavar="CONDITION",
-            help="of these only the variants with NAME=VALUE[,VALUE], NAME!=VALUE or "
-            "NAME<=NUMBER, as 'rows<=10000'; may be repeated",
+            help="only variants with NAME=VALUE[,VALUE], NAME!=VALUE or NAME<=NUMBER, "
+            "such as 'rows<=10000'; may be repeated",
         )  # fmt: skip
     if size:
-        add("--full", action="store_true", help="the paper's size, not the quick one")
+        add(
+            "--full",
+            action="store_true",
+            help="the paper's size instead of the quick one",
+        )
     add(
         "--preset", choices=("released", "text"), default="released",
         help="constants of the released code or of the paper's text "
         "(default: %(default)s)",
     )  # fmt: skip
-    add("--seeds", type=int, metavar="N", help="so many seeds (default: the size's)")
+    add(
+        "--seeds",
+        type=int,
+        metavar="N",
+        help="number of seeds (default: that of the size)",
+    )
     add(
         "--out", type=Path, default=_OUT, metavar="DIR",
-        help="where results and report are (default: %(default)s)",
+        help="folder of results and report (default: %(default)s)",
     )  # fmt: skip
     add(
         "--results", type=Path, metavar="DIR",
-        help=f"archives of finished runs (default: {_RESULTS} where it is there)",
+        help=f"archives of finished runs (default: {_RESULTS} if it exists)",
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""``normalign verify``: whether archives of results are whole."""
+"""``normalign verify``: check archives of results for damage."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["add_to", "run"]
 def add_to(commands: Any) -> None:
     """Add the command to the parser's subcommands."""
     parser = commands.add_parser(
-        "verify", allow_abbrev=False, help="whether archives of results are whole",
+        "verify", allow_abbrev=False, help="check archives of results for damage",
         description="Check archives by their checksums and the keys of their results. "
-        "Exits with 2 at the first that is damaged.",
+        "Stops with exit code 2 at the first damaged one.",
     )  # fmt: skip
     parser.add_argument(
         "files", nargs="+", type=Path, metavar="FILE",
-        help="as `normalign reproduce --archive` writes them",
+        help="an archive written by `normalign reproduce --archive`",
     )  # fmt: skip
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check the files."""
+    """Check the files and print how many results each has."""
     from normalign_reproduction.results import read_archive
 
     for path in arguments.files:

@@ -120,7 +120,7 @@ def test_a_full_disk_is_told_in_a_line_and_exits_1(capsys):
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line.startswith("normalign reproduce: --out must be on a disk with space")
     assert "No space left on device" in line
-    assert "give the same command again" in line
+    assert "repeat the command" in line
 
 
 def test_a_disk_that_is_full_when_the_report_is_written_is_told_too(

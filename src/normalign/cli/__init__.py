@@ -28,13 +28,10 @@ _REPRODUCTION = ("reproduce", "list", "show", "compare", "report", "verify")
 
 
 class _Parser(argparse.ArgumentParser):
-    """Complains in one line of the house form."""
+    """Reports a usage error in one line."""
 
     def error(self, message: str) -> NoReturn:
-        text = complaint(
-            self.prog, "the command line", f"as `{self.prog} --help` says", message
-        )
-        self.exit(2, f"{text}\n")
+        self.exit(2, f"{self.prog}: {message}. See `{self.prog} --help`.\n")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -27,15 +27,15 @@ _EMBEDDED = (
 def add_to(commands: Any) -> None:
     """Add the command and its three actions to the parser's subcommands."""
     parser = commands.add_parser(
-        "data", allow_abbrev=False, help="list, find and fetch data",
+        "data", allow_abbrev=False, help="list, find and fetch data sets",
         description="List, find and fetch the data sets.",
     )  # fmt: skip
     actions = parser.add_subparsers(metavar="ACTION", required=True)
 
-    listing = actions.add_parser("list", help="all data sets and whether they are here")
+    listing = actions.add_parser("list", help="list all data sets and where they are")
     listing.set_defaults(run=run_list)
 
-    where = actions.add_parser("where", help="the folder of a data set")
+    where = actions.add_parser("where", help="print the folder of a data set")
     where.add_argument("name", nargs="?", metavar="NAME")
     where.set_defaults(run=run_where)
 
@@ -43,15 +43,15 @@ def add_to(commands: Any) -> None:
     fetching.add_argument("name", metavar="NAME")
     fetching.add_argument(
         "--task", action="append", metavar="TASK",
-        help="this table of a collection alone; may be repeated (default: all)",
+        help="fetch only this table of a collection; may be repeated (default: all)",
     )  # fmt: skip
     fetching.add_argument(
         "--mirror", action="append", metavar="URL",
-        help="base URL to use in place of the published ones; may be repeated",
+        help="base URL to use instead of the published ones; may be repeated",
     )  # fmt: skip
     fetching.add_argument(
         "--timeout", type=float, default=30.0, metavar="SECONDS",
-        help="silence after which a mirror is given up (default: %(default)s)",
+        help="give up on a mirror silent for so long (default: %(default)s)",
     )  # fmt: skip
     fetching.set_defaults(run=run_fetch)
 
@@ -59,7 +59,7 @@ def add_to(commands: Any) -> None:
         action.allow_abbrev = False
         action.add_argument(
             "--data-dir", type=Path, metavar="DIR",
-            help="a folder before $NORMALIGN_DATA and the cache",
+            help="look here before $NORMALIGN_DATA and the cache",
         )  # fmt: skip
 
 

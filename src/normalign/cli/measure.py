@@ -30,7 +30,7 @@ _PICTURES = (".png", ".svg", ".pdf")
 def add_to(commands: Any) -> None:
     """Add the command to the parser's subcommands."""
     parser = commands.add_parser(
-        "measure", allow_abbrev=False, help="the local geometry of your own model",
+        "measure", allow_abbrev=False, help="measure the local geometry of your model",
         description="Measure the local geometry of a torch model at given inputs: the "
         "whole map, with --at the map from a submodule's input to the output, with "
         "--profile those from all stages of the network. "
@@ -58,7 +58,7 @@ def add_to(commands: Any) -> None:
     )  # fmt: skip
     add(
         "--profile", action="store_true",
-        help="measure the stages of the network too, found by themselves",
+        help="also measure all stages of the network, detected automatically",
     )  # fmt: skip
     add(
         "--method", choices=("auto", "exact", "matrix_free"), default="auto",
@@ -68,7 +68,7 @@ def add_to(commands: Any) -> None:
     add("--batch-limit", type=int, metavar="N", help="at most N samples at once")
     add(
         "--figure", type=Path, metavar="FILE",
-        help="draw alignment and rank by place: a .png, .svg or .pdf file",
+        help="draw alignment and rank at each location: .png, .svg or .pdf",
     )  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="save every sample as JSON")
     add("--csv", type=Path, metavar="FILE", help="save every sample as CSV")
@@ -101,7 +101,9 @@ def run(arguments: argparse.Namespace) -> int:
         require(
             place in known, _CALLEE, "--at",
             "a submodule, as in model.named_modules()", repr(place),
-            f"There are, among others: {', '.join(near[:8])}.",
+            f"Some of its names: {', '.join(near[:8])}."
+            if near
+            else "This model has no submodules.",
         )  # fmt: skip
     if arguments.weights is None:
         note("weights: as the model's function left them")

@@ -67,17 +67,17 @@ class Clock:
         if self.deadline is None:
             return Clock, (None, self.n_jobs)
         state = self.deadline, self.n_jobs, self.budget(), _machine()
-        return _unpickled, state
+        return _restore, state
 
 
-def _unpickled(deadline: float, n_jobs: int, left: float, machine: str) -> Clock:
-    """A clock as it is on this machine."""
+def _restore(deadline: float, n_jobs: int, left: float, machine: str) -> Clock:
+    """Return an unpickled clock, adapted to the monotonic clock of this machine."""
     return Clock(deadline if machine == _machine() else time.monotonic() + left, n_jobs)
 
 
 @cache
 def _machine() -> str:
-    """What tells apart machines, and their starts, where monotonic clocks differ."""
+    """Return an identifier of this machine since its last boot."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return boot.read_text() if boot.exists() else platform.node()
 

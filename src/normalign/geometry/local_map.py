@@ -210,7 +210,9 @@ class LocalMap:
             "at",
             "the name of a submodule",
             repr(self.at.name),
-            f"There are, among others: {', '.join(names[:8])}.",
+            f"Some of its names: {', '.join(names[:8])}."
+            if names
+            else "This model has no submodules.",
         )
         return modules[self.at.name]
 

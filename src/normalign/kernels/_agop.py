@@ -1,9 +1,9 @@
-r"""The average gradient outer product: how a machine learns its metric.
+r"""The average gradient outer product (AGOP), which becomes the next metric.
 
 .. math:: M \leftarrow \frac{1}{n} \sum_{i=1}^{n} (J_{x_i})^\top J_{x_i}
 
-the last line of Algorithm 1's loop. No ``(n, k, d)`` tensor is made. There are two
-ways to the same matrix, and shapes say which is cheaper:
+is the last line of the loop of Algorithm 1. No ``(n, k, d)`` tensor is allocated. There
+are two ways to compute it, and the shapes decide which one is cheaper:
 
 - *by gradients*: the Jacobians of some rows at a time, :math:`2 n^2 k (d + 1)`
   operations;
@@ -15,12 +15,12 @@ ways to the same matrix, and shapes say which is cheaper:
             + \sum_i \|(W a)_i\|^2 x_i x_i^\top
 
   which costs :math:`n^3` operations and an ``(n, n)`` table, however many outputs
-  there are. It is Proposition 3's proof, read as a program.
+  there are. It is the sum in the proof of Proposition 3.
 
 The terms of the sum by pairs are as large as the *squares* of the terms of a gradient,
 so it loses twice as many digits where slopes or coefficients are large and cancel. Rows
-near a center are therefore taken by gradients, and so are the others if rounding is not
-small beside their sum.
+near a center are therefore computed by gradients, and so are the others if the rounding
+error is not small relative to their sum.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ __all__ = [
 
 Form = Literal["auto", "gradients", "pairs"]
 
-_NEAR = 10  # times what is near for a distance is near for a sum over pairs
-# Largest relative error of a sum over pairs, that which squared distances may have,
-# see `sides.NEAR`.
+_NEAR = 10  # the threshold for near rows in a sum over pairs, in units of `NEAR`
+# Largest accepted relative error of a sum over pairs: that of squared distances, see
+# `sides.NEAR`.
 _MOST_ERROR = {torch.float64: 1e-9, torch.float32: 1e-3}
 
 
@@ -73,23 +73,24 @@ def agop(
 
     .. math:: \frac{1}{\sum_i \omega_i} \sum_i \omega_i (J_{x_i})^\top J_{x_i}
 
-    A center's own kernel contributes nothing at that center, and neither do exact
-    duplicates of it.
+    A center's own kernel contributes nothing at that center or at exact duplicates of
+    it. A radial kernel with a kink contributes nothing at points that differ from the
+    center only by rounding, either.
 
     Parameters
     ----------
     x : Tensor of shape (n, d)
-        Where gradients are taken.
+        The points at which gradients are taken.
     centers : Tensor of shape (m, d)
     coef : Tensor of shape (m, k)
     metric : Tensor of shape (d, d) or (d,), optional
     weights : Tensor of shape (n,), optional
-        How often each row of ``x`` counts.
+        Positive weight of each row of ``x``.
     diagonal : bool, default=False
-        Only the diagonal is wanted.
+        Return only the diagonal.
     form : {"auto", "gradients", "pairs"}
-        Which of the two sums of this module; "pairs" needs a radial kernel and
-        ``(n, m)`` entries of memory.
+        How to compute the sum; "pairs" needs a radial kernel and memory for an
+        ``(n, m)`` matrix.
 
     Returns
     -------
@@ -138,7 +139,7 @@ def centred_agop(
     diagonal: bool,
     form: Form = "auto",
 ) -> Tensor:
-    """The same for callers that have centred their points and have the sides."""
+    """The same for points that are already centred, with their sides."""
     if form == "auto":
         (n, d), (m, k) = x.shape, coef.shape
         form = cheaper_form((n, m, k, d), kernel, coef.dtype)
@@ -164,12 +165,15 @@ def centred_agop(
 def cheaper_form(
     shape: tuple[int, int, int, int], kernel: Kernel, dtype: torch.dtype
 ) -> Form:
-    """Which of the two sums takes fewer operations.
+    """Return the form that takes fewer operations.
 
-    By the numbers of rows, centers, outputs and columns.
+    It is "gradients" for a Gaussian in single precision: its large coefficients often
+    cancel and leave no correct digits in a sum over pairs.
 
-    Large coefficients that cancel, which a Gaussian often has, leave no digits of a sum
-    over pairs in single precision.
+    Parameters
+    ----------
+    shape : tuple of int
+        The numbers of rows, centers, outputs and columns.
     """
     n, m, k, d = shape
     by_gradients = 2 * n * m * k * (d + 1)
@@ -180,11 +184,11 @@ def cheaper_form(
 
 
 def through_full(points: Tensor, kernel: Kernel, metric: Tensor | None) -> Tensor:
-    """Points as gradients of a radial kernel are made of them: through a full metric.
+    """Multiply points by a full metric if the kernel is radial.
 
-    Their sum of outer products then needs no metric on its two sides. There it would
-    leave rounding of its largest direction in all others, which in a metric that is
-    nearly of rank one, in single precision, are no larger than that.
+    Sums of outer products of the result need no metric on both sides. Multiplied there,
+    a metric of nearly rank one would spread the rounding error of its largest direction
+    to all others, which in single precision are no larger than that error.
     """
     if metric is None or metric.ndim == 1 or not isinstance(kernel, Radial):
         return points
@@ -192,12 +196,13 @@ def through_full(points: Tensor, kernel: Kernel, metric: Tensor | None) -> Tenso
 
 
 def finished(total: Tensor, kernel: Kernel, metric: Tensor | None) -> Tensor:
-    """A sum of outer products with what is left of the factor of all gradients.
+    """Apply to a sum of outer products what the gradients still lack.
 
-    That is a diagonal metric, or none, which scales each coordinate on its own.
+    That is the bandwidth and a diagonal metric, which scale each coordinate on its own;
+    a full metric has been applied before.
     """
     if metric is not None and metric.ndim == 2:
-        # without the last bits in which its halves differ
+        # symmetric to the last bit
         return (total + total.T).mul_(0.5)
     if total.ndim == 1:
         return pulled_back(pulled_back(total[None], kernel, metric), kernel, metric)[0]
@@ -226,9 +231,9 @@ def sum_of_squares(
     weights: Tensor | None,
     squares_only: bool,
 ) -> Tensor:
-    """The sum of outer products of gradients, or of their squares.
+    """Return the sum of outer products of gradients, or only of their squares.
 
-    ``zero`` has an entry for each coordinate.
+    ``zero`` is a zero vector with an entry for each coordinate.
     """
     d = len(zero)
     total = zero if squares_only else zero.new_zeros(d, d)
@@ -272,7 +277,9 @@ def _by_pairs(
 
 
 def _near_rows(slopes: Tensor, kernel: Radial, squares: Tensor) -> Tensor:
-    """Which rows are near a center, but not at it; ``squares`` are the rows' own.
+    """Return which rows are near a center but not at it.
+
+    ``squares`` are the squared norms of the rows.
 
     The slope of a radial kernel falls with the distance: a row's largest slope belongs
     to its nearest center.
@@ -290,13 +297,13 @@ def _paired(
     weights: Tensor | None,
     metric: Tensor | None,
 ) -> Tensor | None:
-    r"""The sum over pairs; None if rounding may have left too few digits of it.
+    r"""Return the sum over pairs, or None if its rounding error may be too large.
 
     With :math:`H = P \circ W^\top W`, which is positive semidefinite, the Frobenius
     norm of the first sum's terms is at most :math:`t = \sum_j H_{jj} \|x_j\|^2`, that
     of the third one's is :math:`s = \sum_i \|(W a)_i\|^2 \|x_i\|^2` or less, and that
     of the second one's is at most :math:`\sqrt{s t}`. Rounding moves the result by
-    about :math:`\epsilon (\sqrt{s} + \sqrt{t})^2` (measured: a tenth of it).
+    about :math:`\epsilon (\sqrt{s} + \sqrt{t})^2`; measured errors were a tenth of it.
     """
     if weights is not None:
         slopes.mul_(weights.sqrt()[:, None])

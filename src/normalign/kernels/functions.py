@@ -1,8 +1,8 @@
-r"""Kernels that see through a metric, evaluated tile by tile.
+r"""Kernels under a metric, evaluated tile by tile.
 
-A kernel of this folder is a frozen dataclass. The two *sides* of points are tables that
-a caller prepares once; any tile of the kernel matrix, or of its slopes, is then one
-small product and a few passes over a buffer that stays in cache.
+A kernel is a frozen dataclass. Its operands (:class:`~normalign.kernels.sides.Sides`)
+are computed once; any tile of the kernel matrix, or of its slopes, is then one small
+product and a few passes over a buffer that stays in cache.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Kernel(ABC):
         callee = type(self).__name__
         _require_number(callee, "bandwidth", self.bandwidth)
         require(
-            # its square must be a number, too
+            # its square must be finite and positive, too
             1e-150 < self.bandwidth < 1e150,
             callee,
             "bandwidth",
@@ -61,7 +61,7 @@ class Kernel(ABC):
 
     @abstractmethod
     def sides(self, x: Tensor, metric: Tensor | None) -> Sides:
-        """What points need to give a tile its rows, and to give it its columns."""
+        """Return the operands of points: one for rows of a tile, one for columns."""
 
     @abstractmethod
     def values_(self, rows: Sides, columns: Sides, out: Tensor) -> Tensor:
@@ -78,9 +78,9 @@ class Radial(Kernel):
 
     .. math:: u = (x - z)^\top M (x - z) / \ell^2 = s_x + s_z - 2 x^\top M z / \ell^2
 
-    The three terms are one product of tables with two more columns. Where points are
-    so near that it leaves no digits, distances are computed again, see
-    :mod:`~normalign.kernels.sides`: a point and its duplicates are at exactly zero.
+    The three terms are one product of operands with two extra columns. For points so
+    near that it has no correct digits, distances are computed again, see
+    :mod:`~normalign.kernels.sides`: the distance of exact duplicates is exactly zero.
     """
 
     def sides(self, x: Tensor, metric: Tensor | None) -> Sides:
@@ -108,10 +108,10 @@ class Radial(Kernel):
 
         The gradient of the kernel in its first argument is
         :math:`w \, M (z - x) / \ell^2`. At :math:`u = 0` it is zero or, where the
-        kernel has a kink, taken to be zero: a point's own term never counts, and
-        neither does that of a point which only rounding tells from it.
+        kernel has a kink, taken to be zero: a point's own term never counts. Where the
+        kernel has a kink, neither do points that differ from it only by rounding.
         """
-        # At infinity every slope is exactly zero, so that is where u = 0 goes.
+        # Every slope is exactly zero at infinity, which therefore replaces u = 0.
         squared = self._squared_(rows, columns, out)
         torch.threshold_(squared, 0.0, math.inf)
         return self._drop_same_(self.slope_(squared, scratch), rows)
@@ -119,27 +119,27 @@ class Radial(Kernel):
     def values_and_slopes_(
         self, rows: Sides, columns: Sides, values: Tensor, slopes: Tensor
     ) -> None:
-        """Fill both buffers; a kernel that can make them of one distance overrides."""
+        """Fill both buffers; overridden where one distance is enough for both."""
         self.slopes_(rows, columns, slopes, values)
         self.values_(rows, columns, values)
 
     def _drop_same_(self, slopes: Tensor, rows: Sides) -> Tensor:
-        """Set slopes of points to zero that differ by rounding only, see `SAME`.
+        """Set the slopes of points that differ only by rounding to zero, see `SAME`.
 
-        A slope falls with the distance, so the largest of them say whether there are
-        any. Slopes without a kink are bounded and stay as they are.
+        A slope decreases with the distance, so such points are those with a slope above
+        that at the limit. Kernels without a kink have no larger slopes there.
         """
         if not slopes.numel():
             return slopes
         limits = rows.left[:, -2] * (2 * SAME[slopes.dtype])
         most = self.slope_(limits, torch.empty_like(limits))
-        # a device must not be asked
+        # On a GPU this test would wait for the device.
         if slopes.device.type == "cpu" and bool(slopes.amax() <= most.amin()):
             return slopes
         return slopes.masked_fill_(slopes > most[:, None], 0.0)
 
     def _squared_(self, rows: Sides, columns: Sides, out: Tensor) -> Tensor:
-        """Squared distances; not above zero at a point's duplicates."""
+        """Return squared distances, at most zero for exact duplicates."""
         return mend_near_(torch.mm(rows.left, columns.right.T, out=out), rows, columns)
 
     @abstractmethod
@@ -147,7 +147,7 @@ class Radial(Kernel):
 
     @abstractmethod
     def slope_(self, squared: Tensor, scratch: Tensor) -> Tensor:
-        r"""Overwrite squared distances by :math:`w`, which falls as they grow."""
+        r"""Overwrite squared distances by :math:`w`, which decreases with them."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class Laplace(Radial):
         self._drop_same_(torch.div(values, root, out=slopes), rows)
 
     def values_(self, rows: Sides, columns: Sides, out: Tensor) -> Tensor:
-        """The profile of squared distances; in one pass where there is a kernel."""
+        """The profile of squared distances, in one pass if a GPU kernel exists."""
         kernels = self._kernels(out)
         if kernels is None:
             return super().values_(rows, columns, out)
@@ -207,7 +207,7 @@ class Laplace(Radial):
     def slopes_(
         self, rows: Sides, columns: Sides, out: Tensor, scratch: Tensor
     ) -> Tensor:
-        """Slopes, zero where the distance is; in one pass where there is a kernel."""
+        """Slopes, zero where the distance is; in one pass if a GPU kernel exists."""
         kernels = self._kernels(out)
         if kernels is None:
             return super().slopes_(rows, columns, out, scratch)
@@ -232,7 +232,7 @@ class Laplace(Radial):
             return torch.div(scratch, root, out=squared)
         torch.pow(squared, self.exponent / 2, out=scratch).neg_().exp_()
         squared.pow_(self.exponent / 2 - 1).mul_(self.exponent)
-        # exponent 2 leaves inf^0 * exp(-inf) = 0 there, like every other one
+        # at infinity exponent 2 gives inf^0 * exp(-inf) = 0, like every other exponent
         return squared.mul_(scratch)
 
 

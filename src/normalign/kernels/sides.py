@@ -1,11 +1,11 @@
-r"""Points as both sides of a kernel's tiles, and distances that they cannot give.
+r"""Points as operands of a product that gives a tile, and distances of near points.
 
 .. math:: u_{ij} = (x_i - x_j)^\top M (x_i - x_j) / \ell^2
                  = s_i + s_j - 2 x_i^\top M x_j / \ell^2
 
-is one product of two tables, at the speed of products. But it is a difference of large
-numbers: of points that are near each other no digits are left. Those few pairs are
-computed again, from differences of their coordinates.
+is one matrix product. But it is a difference of large numbers, which has no correct
+digits for points that are near each other. Those few pairs are computed again, from
+differences of their coordinates.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from normalign.kernels.tiles import spans
 
 __all__ = ["NEAR", "SAME", "Sides", "mend_near_", "middle"]
 
-# Share of the squares of two points below which their squared distance is computed
-# again. By the product its relative error would be above 1e-9, or 1e-3 in float32.
+# A squared distance below this share of the points' squared norms is computed again:
+# from the product, its relative error would be above 1e-9, or 1e-3 in float32.
 NEAR = {torch.float64: 1e-6, torch.float32: 1e-3}
 
 # Share below which two points count as duplicates in gradients: they differ by less
-# than eight roundings of their coordinates. A slope grows without bound as points
-# approach each other, and with it the rounding of the sums that it multiplies.
+# than eight rounding errors of their coordinates. The slope of a kernel with a kink
+# grows without bound as points approach each other, and amplifies rounding errors.
 SAME = {t: (8 * torch.finfo(t).eps) ** 2 for t in (torch.float64, torch.float32)}
 
-# Entries whose neighbourhood is looked at, and coordinates that are gathered, at once.
+# Entries that are searched for near pairs, and coordinates that are gathered, at once.
 _CPU_ENTRIES, _DEVICE_ENTRIES = 1 << 20, 1 << 26
 _COORDINATES = 1 << 22
 
 
 @dataclass(frozen=True)
 class Sides:
-    """Tables of some points: what gives a tile its rows, and what its columns.
+    """The two operands of points in a product: one for rows, one for columns.
 
     Parameters
     ----------
     left, right : Tensor of shape (n, q)
-        The product of one point's ``left`` and another's ``right`` is what a tile is
-        made of.
+        The products of ``left`` of some points and ``right`` of others are the entries
+        of a tile.
     mixed : tuple of Tensor of shape (n, d) and (d, d), optional
-        The points, and the matrix that has mixed their coordinates in both tables, with
-        a rounding error for each product.
+        The points, and the matrix that they were multiplied by in both operands, which
+        adds a rounding error for each product.
     """
 
     left: Tensor
@@ -62,12 +62,12 @@ class Sides:
 
     @property
     def both(self) -> tuple[Tensor, Tensor]:
-        """The two tables."""
+        """Both operands."""
         return self.left, self.right
 
     @property
     def device(self) -> torch.device:
-        """Where the points are."""
+        """The device of the points."""
         return self.left.device
 
 
@@ -94,7 +94,7 @@ def mend_near_(squared: Tensor, rows: Sides, columns: Sides) -> Tensor:
         return kernels.mend_near_(squared, rows.both, columns.both, share)
     own, others = rows.left[:, d], columns.right[:, d + 1]
     cpu = squared.device.type == "cpu"
-    # A processor may stay near what it has just written; a device must not be asked.
+    # Skipped if no pair is near; on a GPU this test would wait for the device.
     if cpu and float(squared.amin()) > share * float(own.amax() + others.amax()):
         return squared
     entries = _CPU_ENTRIES if cpu else _DEVICE_ENTRIES
@@ -110,17 +110,17 @@ def mend_near_(squared: Tensor, rows: Sides, columns: Sides) -> Tensor:
 
 
 def middle(points: Tensor) -> Tensor:
-    """A point in the middle of the others, from which differences are taken.
+    """Return the medians of coordinates, by which points are shifted.
 
-    Kernels do not see where the origin is, but rounding does: squares of large
-    coordinates leave no digits for small distances. Medians (of at most a thousand
-    rows) are not moved by an outlier, as means are.
+    Kernels do not depend on the origin, but rounding errors do: squares of large
+    coordinates leave no correct digits for small distances. Unlike means, medians are
+    not moved by outliers. At most about a thousand rows are used.
     """
     if not len(points):
         return points.new_zeros(points.shape[1])
     some = points[:: max(points.shape[0] // 1000, 1)]
     if some.device.type != "cpu":
         return some.median(0).values
-    # the same number, sooner where there are few rows
+    # the same number as torch's median, faster for few rows
     half = (some.shape[0] - 1) // 2
     return torch.from_numpy(np.partition(some.detach().numpy(), half, axis=0)[half])

@@ -7,7 +7,7 @@ from dataclasses import InitVar, dataclass
 
 from torch import Tensor
 
-from normalign._errors import require, require_kind
+from normalign._errors import describe, require, require_kind
 from normalign.geometry.local_map import At
 
 __all__ = ["ESTIMATORS", "PenaltyForm"]
@@ -79,7 +79,7 @@ class PenaltyForm:
             value = getattr(self, name)
             require_kind(isinstance(value, bool), callee, name, "a bool", value)
         real = isinstance(self.std, int | float) and not isinstance(self.std, bool)
-        require_kind(real, callee, "std", "a number", self.std)
+        require_kind(real, callee, "std", "a number", describe(self.std))
         positive = 0 < self.std < math.inf
         require(positive, callee, "std", "positive and finite", self.std)
         require(

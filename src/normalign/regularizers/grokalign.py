@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from normalign._errors import require, require_kind
+from normalign._errors import describe, require, require_kind
 from normalign.geometry.local_map import At
 from normalign.regularizers.calls import Call, check_call, eager_model, normal_noise
 from normalign.regularizers.compiled import CompiledCall, compiled_function
@@ -276,6 +276,6 @@ _NAME = "GrokAlign"
 
 def _check_number(value: Any, argument: str) -> None:
     real = isinstance(value, int | float) and not isinstance(value, bool)
-    require_kind(real, _NAME, argument, "a number", value)
+    require_kind(real, _NAME, argument, "a number", describe(value))
     rule = "at least 0 and finite"
     require(0 <= value < math.inf, _NAME, argument, rule, value)

@@ -178,7 +178,9 @@ def place_in(model: Any, at: str | At, callee: str) -> Place:
         "at",
         "the name of a submodule",
         repr(at.name),
-        f"There are, among others: {', '.join(names[:8])}.",
+        f"Some of its names: {', '.join(names[:8])}."
+        if names
+        else "This model has no submodules.",
     )
     return Place(modules[at.name], at, callee)
 

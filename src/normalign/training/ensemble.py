@@ -252,7 +252,7 @@ class Ensemble:
         ]
 
     def identity(self) -> dict[str, str]:
-        """Return a hash of each thing that decides how the networks train.
+        """Return a hash of each ingredient that determines how the networks train.
 
         Raises
         ------
@@ -271,7 +271,7 @@ class Ensemble:
         due = [e for e in range(plan.epochs + 1) if plan.is_due(e)]
         settings = {
             "loss": self.loss,
-            "evaluate": due,
+            "epochs and evaluate": due,
             "measure": plan.measure,
             "measure_at": plan.measure and [e for e in due if plan.measure_at(e)],
             "prepare": self.prepare,
@@ -360,6 +360,7 @@ def _first_output(architecture: Networks, row: Tensor, x: Tensor) -> Tensor:
         with torch.no_grad():
             return architecture.outputs(architecture.split(row), first)
     except (RuntimeError, ValueError, IndexError) as error:
-        got = f"{type(architecture.network).__name__} on {describe(x)}: {error}"
+        name, reason = type(architecture.network).__name__, str(error).rstrip(".")
+        got = f"{name} on {describe(x)}: {reason}"
         text = complaint("Ensemble", "networks", rule, got, remedy)
         raise ValueError(text) from error

@@ -1,8 +1,8 @@
-"""What decides a run, as hashes: a checkpoint of another run must not be resumed.
+"""Hashes of all that determines a run, so that no checkpoint of another run is resumed.
 
-A name is not enough. Two lambdas share one, a function has the same name after its
-code was edited, and networks of one class start at other weights. So values count by
-their content, and what has no content that a later process could compare is refused.
+Names do not suffice: two lambdas have the same name, a function keeps its name when its
+code is edited, and networks of one class start at different weights. So values are
+hashed by their content, and values that another process could not compare are refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
     "digest", "identify", "identify_run", "identify_structure", "require_same_run",
 ]  # fmt: skip
 
-# Their classes and functions count by name; those of others by their code, too.
+# Their classes and functions are identified by name, others by name and code.
 _LIBRARIES = ("builtins", "normalign", "numpy", "scipy", "sklearn", "torch")
 _HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
@@ -43,12 +43,12 @@ _REMEDY = (
 )
 
 
-class _Unidentified(TypeError):
-    """A value that another process could not recognise; says what it is."""
+class _UnidentifiableValue(TypeError):
+    """A value that another process could not identify; the message describes it."""
 
 
 def digest(value: Tensor) -> str:
-    """Return the SHA-256 of a tensor: its dtype, its shape and its numbers.
+    """Return the SHA-256 of a tensor's dtype, shape and values.
 
     Examples
     --------
@@ -64,18 +64,20 @@ def digest(value: Tensor) -> str:
 def identify(callee: str, argument: str, value: Any) -> str:
     """Return a hash of a value by its content: equal hashes mean the same computation.
 
-    Tensors and arrays count by their numbers; modules by their classes, attributes,
-    hooks and numbers; functions by their names, code, defaults and the global values
-    that they read; other objects by what ``describe()`` returns, if they have it, and
-    by what pickle would store otherwise.
+    The hash includes the values of tensors and arrays; the classes, attributes, hooks,
+    parameters and buffers of modules; the names, code and defaults of functions and the
+    global values that they read; of other objects what ``describe()`` returns, if they
+    have it, and else what pickle would store.
 
-    Of a network or another object that a function reads as a global value only the
-    class counts: make it an attribute of a callable object, so that its content does.
+    Of global values that a function reads, numbers, text, tensors and containers of
+    them are included, and so are attributes of global objects that the function names
+    (``args.weight``). Of a network only the class is included: make it an attribute of
+    a callable object instead.
 
     Parameters
     ----------
     callee, argument : str
-        The opening of the complaint.
+        The beginning of the error message.
 
     Raises
     ------
@@ -100,32 +102,32 @@ def identify(callee: str, argument: str, value: Any) -> str:
 def _refusal(callee: str, argument: str) -> Iterator[None]:
     try:
         yield
-    except _Unidentified as error:
+    except _UnidentifiableValue as error:
         rule = "one that a checkpoint can identify"
         text = complaint(callee, argument, rule, str(error), _REMEDY)
         raise TypeError(text) from error
 
 
 def identify_structure(callee: str, argument: str, network: nn.Module) -> str:
-    """Return a hash of a network apart from its numbers; see :func:`identify`."""
+    """Return a hash of a network without its parameters and buffers."""
     with _refusal(callee, argument):
         return fingerprint({"content": _structure(unwrapped(network), ())})
 
 
 def identify_run(callee: str, ingredients: Mapping[str, Any]) -> dict[str, str]:
-    """Return the hash of each thing that decides a run, by its name."""
+    """Return the hash of each ingredient of a run, by its name."""
     return {name: identify(callee, name, v) for name, v in ingredients.items()}
 
 
 def require_same_run(
     callee: str, path: Path, stored: Any, expected: Mapping[str, str]
 ) -> None:
-    """Refuse a checkpoint of another run, and say in what it differs.
+    """Refuse a checkpoint of another run and name the ingredients that differ.
 
     Parameters
     ----------
     stored : object
-        What the checkpoint has of :func:`identify_run`.
+        The result of :func:`identify_run` in the checkpoint.
 
     Raises
     ------
@@ -141,12 +143,12 @@ def require_same_run(
         other = [name for name in names if stored.get(name) != expected.get(name)]
         got = f"{path.name} of another run, which differs in: {', '.join(other)}"
     rule = "one that was written with these settings and data"
-    remedy = "Delete the file to start anew, or name another one."
+    remedy = "Delete the file to start over, or pass another path."
     raise CheckpointRefused(complaint(callee, "checkpoint", rule, got, remedy))
 
 
 def _content(value: Any, above: tuple[int, ...]) -> Any:
-    """Return JSON that determines a value; ``above`` are the objects that hold it."""
+    """Return JSON that determines a value; ``above`` are the ids of its containers."""
     if value is None or isinstance(value, bool | str):
         return value
     if type(value) in (int, float):  # 1 and 1.0 are one setting
@@ -170,7 +172,7 @@ def _content(value: Any, above: tuple[int, ...]) -> Any:
     if type(value) is dict:
         return ["dict", *_items(value, above)]
     if isinstance(value, nn.Module):
-        return _module(unwrapped(value), above)  # a compiled one computes the same
+        return _module(unwrapped(value), above)  # of a compiled one, the original
     if isinstance(value, FunctionType):
         return _function(unwrapped(value))
     if isinstance(value, type):
@@ -190,14 +192,14 @@ def _items(value: Mapping[Any, Any], above: tuple[int, ...]) -> list[Any]:
 
 
 def _object(value: Any, above: tuple[int, ...]) -> Any:
-    """Return what an object says of itself, or what pickle would store of it."""
+    """Return the content of an object from ``describe()`` or else from pickle."""
     describe = getattr(value, "describe", None)
     if callable(value) and callable(describe):
         return ["object", _class(type(value)), _content(describe(), above)]
     try:
         reduced = value.__reduce_ex__(4)
     except (TypeError, AttributeError, RuntimeError) as error:
-        raise _Unidentified(f"a {type(value).__name__} ({error})") from error
+        raise _UnidentifiableValue(f"a {type(value).__name__} ({error})") from error
     if isinstance(reduced, str):  # a name, such as that of a built-in function
         return ["name", str(getattr(value, "__module__", "")), reduced]
     parts = [list(p) if isinstance(p, Iterator) else p for p in reduced]
@@ -205,7 +207,7 @@ def _object(value: Any, above: tuple[int, ...]) -> Any:
 
 
 def _module(module: nn.Module, above: tuple[int, ...]) -> Any:
-    """Return what a module computes: classes, attributes, hooks, numbers, ties."""
+    """Return the structure of a module, its parameters, its buffers and their ties."""
     first: dict[int, str] = {}
     numbers: dict[str, Any] = {}
     for kind, values in (
@@ -220,7 +222,7 @@ def _module(module: nn.Module, above: tuple[int, ...]) -> Any:
 
 
 def _structure(network: nn.Module, above: tuple[int, ...]) -> Any:
-    """Return what a network is, apart from the numbers of parameters and buffers."""
+    """Return the classes, attributes, hooks and shapes of a network, without values."""
     own = vars(nn.Module()).keys() - {"training"}
     parts = []
     for name, module in network.named_modules(remove_duplicate=False):
@@ -233,9 +235,11 @@ def _structure(network: nn.Module, above: tuple[int, ...]) -> Any:
                 for table in _HOOKS
             ]
             parts.append([name, _class(kind), _items(plain, inside), hooks])
-        except _Unidentified as error:
+        except _UnidentifiableValue as error:
             where = f"{name!r}, " if name else ""
-            raise _Unidentified(f"{where}a {kind.__name__} with {error}") from error
+            raise _UnidentifiableValue(
+                f"{where}a {kind.__name__} with {error}"
+            ) from error
     shapes = [
         [name, str(value.dtype), list(value.shape), value.requires_grad]
         for values in (network.named_parameters, network.named_buffers)
@@ -245,7 +249,7 @@ def _structure(network: nn.Module, above: tuple[int, ...]) -> Any:
 
 
 def _class(kind: type) -> Any:
-    """Return the name of a class, and the code of its methods if it is a user's."""
+    """Return the name of a class and, unless it is a library's, its methods' code."""
     found = []
     for base in kind.__mro__:
         if _is_library(base):
@@ -268,7 +272,7 @@ def _function(function: FunctionType) -> Any:
     name = _name(function, "function")
     if _is_library(function):
         return ["function", name]
-    plain = inspect.unwrap(function)  # a decorator has code of its own
+    plain = inspect.unwrap(function)  # a decorator has its own code
     both = [function] if plain is function else [function, plain]
     return ["function", name, [_code(each) for each in both]]
 
@@ -280,25 +284,27 @@ def _is_library(value: Any) -> bool:
 
 
 def _name(value: Any, kind: str) -> list[str]:
-    """Return where to find a function or class, if it is there under its name."""
+    """Return module and name of a function or class if it can be imported by them."""
     module, name = value.__module__, value.__qualname__
     found: Any = sys.modules.get(module)
     with suppress(AttributeError):
         found = functools.reduce(getattr, name.split("."), found)
     if found is not value and not (_is_library(value) and "<" not in name):
         if name.endswith("<lambda>"):
-            raise _Unidentified("a lambda")
+            raise _UnidentifiableValue("a lambda")
         if "<" in name:
-            raise _Unidentified(f"the local {kind} {name}")
-        raise _Unidentified(f"the {kind} {name}, which {module} lacks under that name")
+            raise _UnidentifiableValue(f"the local {kind} {name}")
+        raise _UnidentifiableValue(
+            f"the {kind} {name}, which {module} lacks under that name"
+        )
     return [module, name]
 
 
 def _code(function: FunctionType) -> Any:
-    """Return the code of a function and of the user's functions that it may call.
+    """Return the code of a function and of all functions outside libraries it may call.
 
-    With their defaults and the plain values that they read (numbers, text, tensors), as
-    globals or as attributes of global objects.
+    Includes their defaults and the plain values (numbers, text, tensors) that they read
+    from globals, from attributes of global objects and from enclosing functions.
     """
     found: dict[int, Any] = {}
     waiting = [function]
@@ -328,7 +334,7 @@ def _code(function: FunctionType) -> Any:
 
 
 def _read_globals(function: FunctionType, codes: list[CodeType]) -> dict[str, Any]:
-    """Return the global values that code reads, and their attributes that it names."""
+    """Return the global values that code reads and the attributes of them it names."""
     names, attributes = set[str](), set[str]()
     for code in codes:
         for step in dis.get_instructions(code):
@@ -346,18 +352,18 @@ def _read_globals(function: FunctionType, codes: list[CodeType]) -> dict[str, An
 
 
 def _plain_value(value: Any) -> Any:
-    """Return the content of a value that a function reads, if it is a plain one."""
+    """Return the content of a plain value, or the class name of another one."""
     kinds = bool | int | float | complex | str | bytes | Tensor | np.ndarray
     if value is None or isinstance(
         value, kinds | list | tuple | dict | set | frozenset
     ):
-        with suppress(_Unidentified):
+        with suppress(_UnidentifiableValue):
             return _content(value, ())
     return type(value).__name__
 
 
 def _codes(code: CodeType) -> list[CodeType]:
-    """Return the code of a function and of those defined in it."""
+    """Return the code of a function and of the functions defined in it."""
     inner = (part for part in code.co_consts if isinstance(part, CodeType))
     return [code, *(each for part in inner for each in _codes(part))]
 

@@ -71,11 +71,11 @@ def train_together(
         A file for each ensemble. It is written about every ``checkpoint_seconds``
         and at the end; where it exists already, and was made by the same settings on
         the same data, training goes on from it, bit for bit as if never interrupted on
-        the same machine. Networks, losses, ``measure`` and ``prepare`` count by their
+        the same machine. Networks, losses, ``measure`` and ``prepare`` are compared by
         content: functions by their code and the values that they read, objects by what
-        their ``describe()`` returns or by their attributes. ``until`` and callbacks do
-        not count. A lambda or a local function cannot be compared with that of another
-        process; define it at the top level of a module, or as a class.
+        their ``describe()`` returns or by their attributes. ``until`` and callbacks are
+        not compared. A lambda or a local function cannot be compared with that of
+        another process; define it at the top level of a module, or as a class.
     callback : callable
         ``callback(e, i, row)`` is called with the number of the ensemble, of the
         member in it, and its new row; returning ``True`` ends that member's training.

@@ -305,7 +305,7 @@ OTHER = {
 }
 
 
-def coded(fitted, given):
+def code_columns(fitted, given):
     pipeline = make_tabular_pipeline(LogisticRegression(), categorical=["flag"])
     pipeline.fit(pd.DataFrame({"flag": fitted}), [1, 0, 1])
     return indicators(pipeline, pd.DataFrame({"flag": given}))
@@ -316,7 +316,7 @@ def coded(fitted, given):
 def test_a_category_is_the_same_in_every_form(fitted, given):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert coded(fitted, given) == [[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]
+        assert code_columns(fitted, given) == [[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]
 
 
 @pytest.mark.parametrize("given", OTHER.values(), ids=OTHER)
@@ -324,7 +324,7 @@ def test_a_category_is_the_same_in_every_form(fitted, given):
 def test_categories_of_another_type_that_count_as_unseen_are_warned_of(fitted, given):
     words = r"^make_tabular_pipeline: column 'flag' must be of categories in the form"
     with pytest.warns(UserWarning, match=rf"{words}.*got 3 others, as .* convert the"):
-        assert coded(fitted, given) == [[0.0, 0.0]] * 3
+        assert code_columns(fitted, given) == [[0.0, 0.0]] * 3
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_categories_of_another_type_that_count_as_unseen_are_warned_of(fitted, g
 )
 def test_codes_that_may_be_others_in_another_form_are_warned_of(fitted, given):
     with pytest.warns(UserWarning, match="form that they had in fit"):
-        coded(fitted, given)
+        code_columns(fitted, given)
 
 
 @pytest.mark.parametrize(
@@ -377,8 +377,8 @@ def test_floats_of_single_precision_are_compared_in_theirs():
     single = np.array([0.1, 0.2, 0.1], dtype=np.float32)
     wanted = [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]
     for given in (single, pd.array(single, dtype="Float32"), pd.Categorical(single)):
-        assert coded([0.1, 0.2, 0.1], given) == wanted
-        assert coded(given, [0.1, 0.2, 0.1]) == wanted
+        assert code_columns([0.1, 0.2, 0.1], given) == wanted
+        assert code_columns(given, [0.1, 0.2, 0.1]) == wanted
 
 
 def test_members_of_an_enumeration_of_texts_are_their_texts():

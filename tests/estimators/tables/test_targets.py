@@ -160,7 +160,7 @@ def test_numbers_keep_their_shape_in_mind():
         ([1.0, np.nan, 2.0], "finite"),
         ([1.0, np.inf, 2.0], "finite"),
         (pd.Series([1, pd.NA, 2], dtype="Int64"), "finite"),
-        ([1.0, 2.0], "as long as X, which has 3 rows, got 2 answers"),
+        ([1.0, 2.0], "as long as X, which has 3 rows, got 2 targets"),
         (np.ones((3, 1, 1)), r"\(n,\) or \(n, k\), not empty, got shape \(3, 1, 1\)"),
         (np.ones((3, 0)), r"not empty, got shape \(3, 0\)"),
         (1.0, r"\(n,\) or \(n, k\), not empty, got shape \(\)"),

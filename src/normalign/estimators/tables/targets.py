@@ -114,7 +114,6 @@ def class_labels(
         require(
             len(classes) > 1, callee, "y" if flat else f"column {j} of y",
             "of at least two classes", f"one class, {classes[:1].tolist()[0]!r}",
-            "There is nothing to tell apart.",
         )  # fmt: skip
     codes = np.stack([codes for _, codes in found], axis=1)
     sizes = [len(classes) for classes, _ in found]
@@ -278,7 +277,7 @@ def _array(callee: str, y: Any, remedy: str) -> np.ndarray:
 def _require_length(callee: str, y: np.ndarray, n: int | None) -> None:
     require(
         n is None or len(y) == n, callee, "y", f"as long as X, which has {n} rows",
-        f"{len(y)} answers",
+        f"{len(y)} targets",
     )  # fmt: skip
 
 

@@ -1,18 +1,17 @@
-"""How often a checkpoint is worth its time."""
+"""The time between checkpoints."""
 
 from __future__ import annotations
 
 __all__ = ["pause_after"]
 
-# Of the time of training, the part that writing checkpoints may take.
-_SHARE = 20
-_LONGEST = 10  # in units of the pause that was asked for
+_SHARE = 20  # writing may take one part in 20 of the time
+_LONGEST = 10  # the longest pause, in units of the wanted one
 
 
 def pause_after(cost: float, *, wanted: float) -> float:
     """Return the seconds to the next checkpoint after one that took ``cost`` seconds.
 
-    As many as are wanted; up to ten times as many where writing would else take more
+    The wanted pause, or up to ten times as long where writing would otherwise take more
     than a twentieth of the time.
 
     Examples

@@ -141,7 +141,7 @@ class RobustTrainer:
         self._closed = 0  # epochs whose means are taken
         self._seconds = 0.0
         self._history = History()
-        # Taken now: a run that goes on has other weights than at its start.
+        # Hashed now: later the weights are no longer those at the start.
         self._start = [digest(value) for value in network.state_dict().values()]
         self._identity: dict[str, str] | None = None
 
@@ -222,7 +222,7 @@ class RobustTrainer:
         """Take the next step."""
         begun = time.perf_counter()
         epoch, i = self._done // self._steps + 1, self._done % self._steps
-        # cuDNN tries its convolutions out on shapes that it has not seen.
+        # cuDNN selects its fastest convolution for each new shape.
         with override(cudnn_benchmark=True):
             self._take(epoch, i)
         self._done += 1
@@ -318,7 +318,7 @@ class RobustTrainer:
         evaluate: Callable[[int], bool],
         measure: Callable[[nn.Module], Mapping[str, float]] | None,
     ) -> None:
-        """Hash all that decides the run; it takes a look at all data, once."""
+        """Hash all that determines the run; the data are hashed once."""
         callee = "RobustTrainer.train"
         if self._identity is None:
             settings = {
