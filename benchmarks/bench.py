@@ -17,9 +17,10 @@ A ratio is lost (our code has become slower) if both hold:
    comparisons must be increases.
 
 The exit status is 1 if a ratio is lost, 2 if there is no baseline of this processor or
-a peer is not installed, else 0. Ratios differ between processors (by up to 45 % between
-an Intel Xeon and an AMD EPYC), so each processor has its own baseline in the file. The
-output says if versions or threads differ from those of the baseline.
+its ratios are not those that are measured, or a peer is not installed, else 0. Ratios
+differ between processors (by up to 45 % between an Intel Xeon and an AMD EPYC), so each
+processor has its own baseline in the file. The output says if versions or threads
+differ from those of the baseline.
 
 ``step``       a training step with GrokAlign; peers: a step without it, the penalty in
                the form of the released scripts (`grokalign_step.py`, case a)
@@ -346,6 +347,8 @@ def main() -> int:
         parser.error(f"--only must be among {','.join(CONTESTS)}, got {options.only}")
     if options.reset and options.only:
         parser.error("--reset must be given without --only: a baseline has all ratios")
+    if options.quick and options.baseline == BASELINE:
+        parser.error("--baseline must be given with --quick, whose ratios differ")
     if set(names) & set(WITH_XRFM) and importlib.util.find_spec("xrfm") is None:
         install = "pip install --constraint constraints.txt xrfm"
         parser.error(f"xrfm must be installed for {', '.join(WITH_XRFM)}: {install}")
@@ -374,10 +377,17 @@ def main() -> int:
         if made[name] != before[name]:
             print(f"The baseline has other {name}: {before[name]}, now {made[name]}.")
     print(f"{made['seconds']:.0f} s; baseline of commit {before['commit']}")
+    known = before["ratios"]
+    # without --only the baseline must have exactly the ratios that are measured
+    due = {n for n in known if options.only is None or n.partition("/")[0] in names}
+    unlike = sorted(found.keys() ^ due)
     if lost:
         print(f"Slower by more than {LOSS:.0%}, with p < {LEVEL:g}: {', '.join(lost)}.")
         print("To accept it: make bench BASELINE=reset, in a commit of its own.")
-    return 1 if lost else 0
+    if unlike:
+        print(f"Only measured, or only in the baseline: {', '.join(unlike)}.")
+        print("Store a new one: make bench BASELINE=reset, in a commit of its own.")
+    return 1 if lost else 2 if unlike else 0
 
 
 if __name__ == "__main__":

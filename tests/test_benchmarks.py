@@ -131,6 +131,33 @@ def test_the_command_stores_a_baseline_and_fails_on_a_loss(
     assert run_bench(monkeypatch, *baseline, ours=1.2) == 0
 
 
+def test_a_ratio_that_is_not_measured_any_more_is_no_success(
+    monkeypatch, tmp_path, capsys
+):
+    baseline = "--baseline", tmp_path / "bench.json"
+    assert run_bench(monkeypatch, *baseline, "--reset") == 0
+    text = baseline[1].read_text()
+    for other in ("another/plain", "one/another"):
+        baseline[1].write_text(text.replace("one/plain", other))
+        assert run_bench(monkeypatch, *baseline) == 2
+        printed = capsys.readouterr().out
+        assert f"Only measured, or only in the baseline: {other}, one/plain." in printed
+    content = json.loads(text)
+    (stored,) = content["devices"].values()
+    stored["ratios"]["another/plain"] = stored["ratios"]["one/plain"]
+    baseline[1].write_text(json.dumps(content))
+    assert run_bench(monkeypatch, *baseline) == 2
+    assert run_bench(monkeypatch, *baseline, "--only", "one") == 0
+
+
+def test_quick_ratios_do_not_replace_the_baseline(monkeypatch, capsys):
+    before = bench.BASELINE.read_bytes()
+    for arguments in (["--quick"], ["--quick", "--reset"]):
+        assert run_bench(monkeypatch, *arguments) == 2
+        assert "--baseline must be given with --quick" in capsys.readouterr().err
+    assert bench.BASELINE.read_bytes() == before
+
+
 def test_each_processor_has_a_baseline_of_its_own(monkeypatch, tmp_path, capsys):
     baseline = "--baseline", tmp_path / "bench.json"
     assert run_bench(monkeypatch, *baseline, "--reset") == 0

@@ -189,9 +189,11 @@ def test_what_has_no_content_to_compare_is_refused(value, got):
 
 CODE = """
 import argparse
+import enum
 import torch
 import own_helpers
-from functools import wraps
+from functools import cached_property, lru_cache, partial, wraps
+from types import MethodType, SimpleNamespace
 SCALE = {scale}
 TABLE = {{"power": 2}}
 
@@ -240,6 +242,114 @@ def is_decorated(output, target):
 class Net(torch.nn.Module):
     def forward(self, x):
         return {half} * x
+
+class Leaky(torch.nn.Module):
+    slope = {scale}
+
+    def forward(self, x):
+        return self.slope * x
+
+class Scaled:
+    def loss(self, output, target):
+        return {scale} * output.mean()
+
+class Mixed(torch.nn.Module, Scaled):
+    pass
+
+class Wrapped:
+    @decorated
+    def __call__(self, output, target):
+        return output.mean()
+
+class Cached:
+    @cached_property
+    def scale(self):
+        return {scale}
+
+class Choice(enum.Enum):
+    FIRST = {scale}
+
+def forward(self, x):
+    return {scale} * x
+
+def patched():
+    network = torch.nn.Identity()
+    network.forward = MethodType(forward, network)
+    return network
+
+def with_gradient_hook():
+    network = torch.nn.Linear(1, 1)
+    torch.nn.init.zeros_(network.weight)
+    torch.nn.init.zeros_(network.bias)
+    network.weight.register_hook(times_scale)
+    return network
+
+def times_scale(gradient):
+    return {scale} * gradient
+
+@lru_cache
+def cached_scale():
+    return {scale}
+
+def calls_a_cached_function(output, target):
+    return cached_scale() * output.mean()
+
+entropy = torch.nn.CrossEntropyLoss(label_smoothing={scale} / 10)
+
+def calls_a_global_module(output, target):
+    return entropy(output, target)
+
+part = partial(torch.add, other={scale})
+
+def calls_a_global_partial(output, target):
+    return part(output).mean()
+
+def makes_an_object(output, target):
+    return Scaled().loss(output, target)
+
+BOTH = {{"scale": {scale}, "function": lambda x: x}}
+
+def reads_a_table_with_a_lambda(output, target):
+    return BOTH["scale"] * output.mean()
+
+def has_a_lambda_as_default(output, target, scale={scale}, function=lambda x: x):
+    return function(scale * output.mean())
+
+def has_a_lambda_with_a_constant(output, target, function=lambda x: {scale} * x):
+    return function(output.mean())
+
+INNER = SimpleNamespace(inner=SimpleNamespace(scale={scale}))
+
+def reads_an_inner_attribute(output, target):
+    return INNER.inner.scale * output.mean()
+
+def reads_a_choice(output, target):
+    return Choice.FIRST.value * output.mean()
+
+DTYPE = [torch.float16, torch.float64][{scale} > 2]
+
+def reads_a_dtype(output, target):
+    return output.to(DTYPE).mean()
+
+def imports_when_called(output, target):
+    from own_helpers import halve
+    return halve(output).mean()
+
+def one(x):
+    return x
+
+def two(x):
+    return 2 * x
+
+def refers_to_itself(output, target):
+    return TABLES["self"](output, target)
+
+TABLES = {{"self": refers_to_itself, "scale": {scale}}}
+
+first, second = (one, two) if {scale} == 1 else (two, one)
+
+def calls_by_other_names(output, target):
+    return first(output).mean() / second(output).sum()
 """
 
 
@@ -282,14 +392,51 @@ def written(tmp_path, monkeypatch):
         ("has_a_constant", {"half": 3.0}),
         ("is_decorated", {"scale": 5.0}),
         ("Net", {"half": 3.0}),
+        ("imports_when_called", {"half": 3.0}),
+        *(
+            (function, {"scale": 5.0})
+            for function in (
+                "Leaky", "Mixed", "Wrapped", "Cached", "Choice",
+                "calls_a_cached_function", "calls_a_global_module",
+                "calls_a_global_partial", "makes_an_object",
+                "reads_a_table_with_a_lambda", "has_a_lambda_as_default",
+                "has_a_lambda_with_a_constant", "reads_an_inner_attribute",
+                "reads_a_choice", "reads_a_dtype", "refers_to_itself",
+                "calls_by_other_names",
+            )
+        ),
     ],
-)
+)  # fmt: skip
 def test_functions_and_classes_count_by_their_code_and_what_they_read(
     written, function, change
 ):
     before = name(getattr(written(), function))
     assert name(getattr(written(), function)) == before
     assert name(getattr(written(**change), function)) != before
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda module: module.Leaky(),
+        lambda module: module.Scaled().loss,
+        lambda module: module.Choice.FIRST,
+        lambda module: module.patched(),
+        lambda module: module.with_gradient_hook(),
+        lambda module: partial(module.calls_a_global_module, target=None),
+    ],
+)
+def test_objects_count_by_the_code_and_the_attributes_of_their_class(written, make):
+    before = name(make(written()))
+    assert name(make(written())) == before
+    assert name(make(written(scale=5.0))) != before
+
+
+def test_what_is_called_but_has_no_content_is_refused(written):
+    module = written()
+    module.half = torch.jit.trace(torch.neg, torch.ones(1))
+    with pytest.raises(TypeError, match="identify, got a ScriptFunction"):
+        name(module.calls_another)
 
 
 def test_names_that_are_no_globals_of_the_code_and_unread_settings_do_not_count(

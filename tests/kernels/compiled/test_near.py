@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from normalign.estimators import RFMRegressor
-from normalign.kernels import Laplace
+from normalign.kernels import Gaussian, Laplace
 from tests.kernels.cases import metric, points
 
 pytest.importorskip("numba")
@@ -45,6 +45,15 @@ def test_a_strip_is_mended_as_a_tile_is(dtype, n):
     )
 
 
+def test_distances_that_rounding_makes_negative_are_none():
+    x = torch.stack([torch.ones(7), torch.arange(7)], 1).float()
+    rounded = torch.tensor([1.0, -1e-7])  # a metric that rounding left indefinite
+    sides = Laplace(1.0).sides(x, rounded)
+    one = torch.ones(7, 1)
+    for _, sums in sums_of_sides(sides, sides, one, Laplace(1.0), slopes=False):
+        assert (sums == 7).all()
+
+
 @pytest.mark.parametrize("slopes", [False, True])
 def test_sums_at_points_near_centers_keep_their_digits(slopes):
     x, table = points(50, 3), points(60, 2, seed=2)
@@ -63,6 +72,23 @@ def test_sums_at_points_near_centers_keep_their_digits(slopes):
     values = torch.exp(-lengths)
     wanted = (values / lengths if slopes else values) @ table
     torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("kernel", [Laplace(1.0), Gaussian(1.0)], ids=repr)
+def test_values_of_rows_that_are_near_beside_a_large_column_are_of_their_distance(
+    kernel,
+):
+    x = points(80, 4).float()
+    x[:, 0] = 1e7 * (torch.arange(80) % 3)
+    table = points(80, 2, seed=1).float()
+    sides = kernel.sides(x, None)
+    found = torch.empty(80, 2)
+    for rows, sums in sums_of_sides(sides, sides, table, kernel, slopes=False):
+        found[rows] = sums
+    apart = (x[:, None] - x).double().square().sum(2)
+    values = kernel._profile_(apart)
+    wanted = (values @ table.double()).float()
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

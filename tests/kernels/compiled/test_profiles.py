@@ -35,8 +35,17 @@ def test_values_and_slopes_are_those_of_the_formulas(dtype):
 @DTYPES
 @pytest.mark.parametrize("profile", [LAPLACE, GAUSSIAN])
 def test_at_no_distance_the_value_is_one_and_the_slope_zero(dtype, profile):
-    values, slopes = profiled(profile, np.array([0.0, -1e-9, -5.0] * 7, dtype))
+    values, slopes = profiled(profile, np.zeros(21, dtype))
     assert (values == 1).all()
+    assert (slopes == 0).all()
+
+
+@DTYPES
+@pytest.mark.parametrize("profile", [LAPLACE, GAUSSIAN])
+def test_what_is_negative_has_the_value_of_its_size_and_no_slope(dtype, profile):
+    squared = np.array([1e-9, 0.3, 5.0] * 7, dtype)
+    values, slopes = profiled(profile, -squared)
+    np.testing.assert_array_equal(values, profiled(profile, squared)[0])
     assert (slopes == 0).all()
 
 

@@ -2,9 +2,9 @@ r"""Squared distances of near points, computed again from differences.
 
 .. math:: u_{ij} = (x_i - x_j)^\top (M x_i - M x_j) / \ell^2
 
-What :func:`~normalign.kernels.sides.mend_near_` does to tiles of tensors. Points that
-only rounding tells from each other are at distance zero, so that they have no slope:
-the value of a Laplace kernel changes by a rounding, too.
+What :func:`~normalign.kernels.sides.mend_near_` does to tiles of tensors. Those of
+points that only rounding tells from each other become negative, so that they have no
+slope; their kernel values are those of the distance.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def mend_near(
             size = first * b[low + q] + second * b[high + q]
             if c[place + q] <= share * size:
                 found = _from_differences(a, b, other_a, other_b, at_a, at_b + q, d, w)
-                c[place + q] = found if found > same * size else found - found
+                if not found > same * size:
+                    found = found - found if found < 0 else -found
+                c[place + q] = found
 
 
 @compiled

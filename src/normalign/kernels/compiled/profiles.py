@@ -97,20 +97,21 @@ def _single_exponential(x: Any) -> Any:
 def profile_row(profile: int, values: Any, slopes: Any) -> None:
     r"""Turn squared distances into values, and write the slopes beside them.
 
-    The slope is :math:`-2 \kappa'(u)`, zero where :math:`u` is zero.
+    The slope is :math:`-2 \kappa'(u)`, zero where :math:`u` is zero. It is negative
+    where points only differ by rounding, see :mod:`~normalign.kernels.compiled.near`:
+    then the value is that of its size, and the slope is zero, too.
     """
     zero, half = values.dtype.type(0), values.dtype.type(0.5)
     if profile == LAPLACE:
         for j in range(len(values)):
             u = values[j]
-            r = math.sqrt(zero if u < zero else u)
+            r = math.sqrt(abs(u))
             v = _exponential(-r)
             values[j] = v
-            slopes[j] = v / r if r > zero else zero
+            slopes[j] = v / r if u > zero else zero
     else:
         for j in range(len(values)):
             u = values[j]
-            u = zero if u < zero else u
-            v = _exponential(-half * u)
+            v = _exponential(-half * abs(u))
             values[j] = v
             slopes[j] = v if u > zero else zero
