@@ -4,7 +4,6 @@ The contestants fit the same machine: Laplace kernel, full metric, identity at t
 start, trace d after every update, the paper's Algorithm 1.
 
 ``ours``           `normalign.estimators.RFMRegressor`, with all its checks
-``tensors``        the same where numba is missing
 ``core``           `normalign.kernels.recursions` alone, tensors in and out
 ``xrfm``           the RFM of the package xrfm, its default solver (LU)
 ``xrfm cholesky``  the same with its Cholesky option
@@ -105,21 +104,6 @@ def ours() -> Fit:
     return fit
 
 
-def tensors() -> Fit:
-    from normalign.kernels import compiled
-
-    compiled_fit, available = ours(), compiled.is_available
-
-    def fit(x: Tensor, y: Tensor, n_iter: int, tick: Tick) -> Predict:
-        compiled.is_available = lambda: False
-        try:
-            return compiled_fit(x, y, n_iter, tick)
-        finally:
-            compiled.is_available = available
-
-    return fit
-
-
 def core() -> Fit:
     from normalign.kernels import Laplace, initial_metric, recursions
 
@@ -128,7 +112,7 @@ def core() -> Fit:
         for iteration in recursions(
             x, y, kernel=Laplace(bandwidth=BANDWIDTH), ridge=RIDGE, n_iter=n_iter,
             metric=initial_metric(x, identity_weight=1.0), agop_samples=AGOP_POINTS,
-            every=tick is not nothing, generator=seeded(0),
+            generator=seeded(0),
         ):  # fmt: skip
             tick()
             machine = iteration.machine
@@ -186,7 +170,6 @@ def plain() -> Fit:
 
 PEERS: dict[str, Callable[[], Fit]] = {
     "ours": ours,
-    "tensors": tensors,
     "core": core,
     "xrfm": xrfm,
     "xrfm cholesky": lambda: xrfm("cholesky"),
@@ -258,7 +241,7 @@ def small_job(
 
     Beside them, as ``factors``, what no direct solver does without.
     """
-    names = ("plain", "ours", "core", "tensors")
+    names = ("plain", "ours", "core")
     fits = {name: PEERS[name]() for name in names}
     rows = []
     for dtype in (torch.float64, torch.float32):
@@ -287,15 +270,6 @@ def small_job(
                 },
             })  # fmt: skip
     return rows
-
-
-def first_job(*, n: int, d: int, k: int, n_iter: int, peer: str) -> dict[str, Any]:
-    """Seconds of the first fit of a process, imports not counted."""
-    fit = PEERS[peer]()
-    x, y, _ = (part.double() for part in table(n, d, k))
-    start = time.perf_counter()
-    fit(x, y, n_iter, nothing)
-    return {"seconds": time.perf_counter() - start}
 
 
 def iteration_job(
@@ -443,7 +417,6 @@ def large_job(
 JOBS: dict[str, Callable[..., Any]] = {
     "fit": fit_job,
     "small": small_job,
-    "first": first_job,
     "iteration": iteration_job,
     "factor": factor_job,
     "large": large_job,

@@ -1,7 +1,6 @@
 """Memory told beforehand: it bounds what is taken, and grows as it should."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -40,26 +39,25 @@ print(fit(n, d, limit))
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize(
-    ("shape", "solver", "kernel", "diagonal", "dtype", "numba"),
+    ("shape", "solver", "kernel", "diagonal", "dtype"),
     [
-        ((6000, 20, 2), "cholesky", "laplace", False, "float32", True),
-        ((6000, 20, 2), "cholesky", "laplace", False, "float32", False),
-        ((4000, 20, 2), "cholesky", "laplace", False, "float64", True),
-        ((300, 20_000, 2), "cholesky", "laplace", True, "float32", False),
-        ((300, 1500, 2), "cholesky", "product_laplace", False, "float32", False),
-        ((6000, 10, 1), "cg", "gaussian", False, "float32", True),
+        ((6000, 20, 2), "cholesky", "laplace", False, "float32"),
+        ((4000, 20, 2), "cholesky", "laplace", False, "float64"),
+        ((300, 20_000, 2), "cholesky", "laplace", True, "float32"),
+        ((300, 1500, 2), "cholesky", "product_laplace", False, "float32"),
+        ((6000, 10, 1), "cg", "gaussian", False, "float32"),
     ],
 )
-def test_a_fit_keeps_to_what_was_estimated(
-    shape, solver, kernel, diagonal, dtype, numba
-):
+def test_a_fit_keeps_to_what_was_estimated(shape, solver, kernel, diagonal, dtype):
     settings = {"solver": solver, "kernel": kernel, "diagonal": diagonal}
     told = estimate_memory(*shape, dtype=getattr(torch, dtype), **settings)
     asked = json.dumps([*shape, *settings.values(), dtype, told])
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, asked], capture_output=True, text=True,
-        check=True, env={**os.environ, "NUMBA_DISABLE_JIT": str(int(not numba))},
-    )  # fmt: skip
+        [sys.executable, "-c", MEASURE, asked],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     taken = int(done.stdout)
     assert 0.3 * told < taken < 1.1 * told, (taken / 1e6, told / 1e6)
 

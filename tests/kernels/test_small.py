@@ -3,19 +3,13 @@
 import pytest
 import torch
 
-from normalign.kernels import Solver, compiled, recursions, tiles
+from normalign.kernels import Solver, recursions, tiles
 from normalign.kernels import triangle as module
 from normalign.kernels.functions import Radial
 from normalign.kernels.gradients import gradients_of_slopes, raw_gradients
 from tests.kernels.cases import DOUBLE, KERNELS, metric, points
 
 RADIAL = [kernel for kernel in KERNELS if isinstance(kernel, Radial)]
-
-
-@pytest.fixture(autouse=True)
-def _tensors(monkeypatch):
-    """Without numba, whose own way with small tables is tested elsewhere."""
-    monkeypatch.setattr(compiled, "is_available", lambda: False)
 
 
 @pytest.fixture(params=[1 << 17, 40 * 70], ids=["one tile", "many tiles"])

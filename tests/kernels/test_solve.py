@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from normalign.kernels import Solver
-from normalign.kernels.solve import solve, solve_last
+from normalign.kernels.solve import solve
 from tests.kernels.cases import KERNELS, dense, points, system
 
 
@@ -30,17 +30,6 @@ def test_little_memory_means_conjugate_gradients():
     few = solve(system(), y, Solver(memory_limit=8000))
     assert few.solved.solver == "cg"
     assert few.solved.residual <= 1e-4
-
-
-@pytest.mark.parametrize("n", [1000, 3000])
-def test_a_long_recursion_is_made_in_calls_that_can_be_interrupted(n, monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        "normalign.kernels.solve.compiled_room", lambda *a, **b: asked.append(1)
-    )
-    settings = {"n_iter": 5, "weights": None}
-    assert solve_last(system(n), points(n, 1), Solver(), **settings) is None
-    assert len(asked) == (n == 1000)
 
 
 def test_a_cholesky_that_does_not_fit_is_refused_with_remedies():

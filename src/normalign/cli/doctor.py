@@ -23,7 +23,6 @@ _EXTRAS = {
     "download": ("pooch", "fetching MNIST and CIFAR-10"),
     "frames": ("pandas", "results as data frames"),
     "weights": ("safetensors", "reading .safetensors files"),
-    "fast": ("numba", "kernel machines on a processor, faster"),
     "skops": ("skops", "fitted estimators in files without pickle"),
     "dask": ("distributed", "fits over a cluster"),
     "peers": ("catboost", "the other methods that RFAM is compared with"),

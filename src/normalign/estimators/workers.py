@@ -21,7 +21,6 @@ import torch
 from joblib.parallel import get_active_backend
 from threadpoolctl import threadpool_limits
 
-from normalign.kernels.compiled import seconds_of_compiling
 from normalign.kernels.memory import UNASKED, available_bytes
 
 __all__ = [
@@ -85,9 +84,6 @@ def _machine() -> str:
 class Pace:
     """How long iterations take, and whether another one would end in time.
 
-    A compiler that has to be waited for, once on a machine, does not count: it says
-    nothing about the next iteration.
-
     Parameters
     ----------
     budget : float
@@ -96,17 +92,14 @@ class Pace:
 
     def __init__(self, budget: float) -> None:
         self.budget = budget
-        self.slowest, self.started = 0.0, self._now()
+        self.slowest, self.started = 0.0, time.monotonic()
         self.before = self.started
 
     def another(self) -> bool:
         """Count an iteration; whether one more, as long as the longest, has time."""
-        now = self._now()
+        now = time.monotonic()
         self.slowest, self.before = max(self.slowest, now - self.before), now
         return now - self.started + self.slowest <= self.budget
-
-    def _now(self) -> float:
-        return time.monotonic() - seconds_of_compiling()
 
 
 def memory_share(

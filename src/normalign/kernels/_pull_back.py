@@ -24,7 +24,6 @@ from normalign.kernels.functions import Kernel, Radial
 from normalign.kernels.gradients import (
     expansion_jacobian,
     expansion_of_sides,
-    is_for_compiled,
     pulled_back,
 )
 from normalign.kernels.sides import Sides, middle
@@ -37,7 +36,6 @@ Cotangent = Callable[[Tensor, slice], Tensor]
 
 # Bytes of slopes that wait.
 _CPU_WAITING, _DEVICE_WAITING = 1 << 25, 1 << 31
-_COMPILED_ROWS = 1 << 13  # of which compiled code is asked for at a time
 
 
 @dataclass(frozen=True)
@@ -147,9 +145,6 @@ def pull_back(
     points = kernel.sides(placed, columns.metric)
     (n, d), (m, k) = x.shape, columns.coef.shape
     outputs, gradient = x.new_empty(n, k), x.new_empty(n, d)
-    if is_for_compiled(points, columns.sides, kernel):
-        _compiled_pull_back(placed, points, columns, cotangent, outputs, gradient)
-        return outputs, pulled_back(gradient, kernel, columns.metric)
     height = _height(x, m)
     waiting = x.new_empty(min(height, n) * m)
     values = x.new_empty(min(height, n) * min(tile_shape(x.device)[1], m))
@@ -189,30 +184,6 @@ def _slope(cotangent: Cotangent, outputs: Tensor, rows: slice) -> Tensor:
     rule = f"one that gives the outputs' shape, {tuple(outputs.shape)}"
     require(fits, "pull_back", "cotangent", rule, describe(given))
     return given
-
-
-def _compiled_pull_back(
-    placed: Tensor,
-    points: Sides,
-    columns: Columns,
-    cotangent: Cotangent,
-    outputs: Tensor,
-    gradient: Tensor,
-) -> None:
-    """The same by compiled code, which makes slopes again and lets none wait."""
-    from normalign.kernels.compiled.expansion import sums_of_sides
-
-    kernel, coef, d = columns.kernel, columns.coef, placed.shape[1]
-    for rows in spans(len(points), _COMPILED_ROWS):
-        outputs[rows] = expansion_of_sides(points[rows], columns.sides, coef, kernel)
-        mixed = _slope(cotangent, outputs[rows], rows), coef
-        for some, sums in sums_of_sides(
-            points[rows], columns.sides, columns.moments, kernel, slopes=True,
-            mixed=mixed,
-        ):  # fmt: skip
-            gradient[rows][some] = torch.addcmul(
-                sums[:, :d], sums[:, d:], placed[rows][some], value=-1
-            )
 
 
 def _height(x: Tensor, m: int) -> int:

@@ -5,22 +5,18 @@ so large that digits are lost, again in float64, in which the machine then stays
 large coefficients sum to is lost in float32, too); if that fails, with a jitter on the
 diagonal, which is reported.
 
-On a processor the factor is compiled code (:mod:`normalign.kernels.compiled`), where
-numba is there and has the kernel; elsewhere it is made of products of panels
-(:mod:`normalign.kernels.triangle`). The numbers are the same.
+The factor is made of products of panels (:mod:`normalign.kernels.triangle`).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from normalign._errors import complaint
-from normalign.kernels import compiled
 from normalign.kernels._agop import finished, sum_of_squares, through_full
 from normalign.kernels.digits import (
     LOST_SHARE,
@@ -43,18 +39,9 @@ from normalign.kernels.system import (
 from normalign.kernels.tiles import spans, square_spans, tile_shape
 from normalign.kernels.triangle import Triangle, is_small
 
-if TYPE_CHECKING:
-    from normalign.kernels.compiled.solution import CompiledSolution, Problem
-
-__all__ = ["DirectSolution", "compiled_room", "last_directly", "solve_directly"]
+__all__ = ["DirectSolution", "solve_directly"]
 
 _LOST_DIGITS = 32  # a pivot of that many rounding errors has no digit left to trust
-# Rows up to which slopes are kept beside the matrix: making them again costs little
-# beside the factor of more.
-_KEPT_SLOPES = 8192
-
-# What compiled code has room for: the matrix, or its slopes, too.
-Room = Literal["matrix", "slopes"]
 
 
 def solve_directly(
@@ -99,14 +86,8 @@ def _let_go(spare: Spare | None, found: Solution | None = None) -> None:
 
 def _tried(
     system: System, y: Tensor, *, limit: int, spare: Spare | None, slopes: bool
-) -> CompiledSolution | DirectSolution | None:
+) -> DirectSolution | None:
     """The solution in the system's precision; None if that leaves it indefinite."""
-    room = compiled_room(system, y.shape[1], limit, slopes=slopes)
-    if room is not None:
-        from normalign.kernels.compiled.solution import solved as quickly
-
-        quick = quickly(_problem(system, y, room, spare))
-        return quick if quick.pivot > _smallest_pivot(system.points.dtype) else None
     if isinstance(spare, Triangle):
         triangle = spare
     else:
@@ -117,58 +98,6 @@ def _tried(
         return None
     solved = Solved("cholesky", system.points.dtype)
     return _finished(triangle, y, solved, system)
-
-
-def compiled_room(
-    system: System, k: int, limit: int | None, *, slopes: bool
-) -> Room | None:
-    """What there is room for, if there is compiled code for a system; None if not.
-
-    ``slopes`` says that there will be a next metric; without a ``limit`` there is room.
-    """
-    points, known = system.points, compiled.profile_of(system.kernel) is not None
-    here = points.device.type == "cpu" and compiled.is_available()
-    if not (known and here and 0 < k <= len(points)):
-        return None
-    keeps = slopes and len(points) <= _KEPT_SLOPES
-    if limit is None:
-        return "slopes" if keeps else "matrix"
-    from normalign.kernels.compiled.layout import layout_of
-
-    limit -= Needs.of(system, k).base
-    layout = layout_of(*points.shape, k, points.dtype.itemsize)
-    full = system.metric is not None and system.metric.ndim == 2
-    if keeps and layout.bytes(full=full, slopes=True) <= limit:
-        return "slopes"
-    needed = layout.bytes(full=full, slopes=False, learns=slopes)
-    return "matrix" if needed <= limit else None
-
-
-def last_directly(
-    system: System, y: Tensor, room: Room, *, n_iter: int, weights: Tensor | None
-) -> tuple[Solution, Tensor] | None:  # fmt: skip
-    """The last solution of a recursion, and its metric, by one call of compiled code.
-
-    None if an iteration needs more than its precision.
-    """
-    from normalign.kernels.compiled.solution import last_of
-
-    dtype = system.points.dtype
-    return last_of(
-        _problem(system, y, room), n_iter, weights, least=_smallest_pivot(dtype),
-        most=(LOST_SHARE / torch.finfo(dtype).eps) ** 2,
-    )  # fmt: skip
-
-
-def _problem(
-    system: System, y: Tensor, room: Room, spare: Spare | None = None
-) -> Problem:
-    from normalign.kernels.compiled.solution import Problem
-
-    return Problem(
-        system.points, system.kernel, system.metric, system.ridges, y,
-        keeps=room == "slopes", spare=spare,
-    )  # fmt: skip
 
 
 class DirectSolution:

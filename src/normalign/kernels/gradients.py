@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from normalign._errors import complaint
-from normalign.kernels import compiled
 from normalign.kernels.arguments import require_expansion
 from normalign.kernels.functions import Kernel, ProductLaplace, Radial
 from normalign.kernels.metric import metric_root, through_metric
@@ -30,14 +29,10 @@ __all__ = [
     "expansion",
     "expansion_jacobian",
     "gradients_of_slopes",
-    "is_for_compiled",
     "pulled_back",
     "raw_gradients",
 ]
 
-# Kernel values for which a process may load compiled code: as long as it takes to
-# make them by tensors, some ten milliseconds.
-_MANY = 1 << 22
 _COLUMNS = 1 << 24  # entries of a table of outer products a_j (x_j, 1)^T held at once
 _PAIRS = 1 << 22  # entries of the gradients of near pairs held at once
 
@@ -74,13 +69,6 @@ def expansion_of_sides(
     points: Sides, centers: Sides, coef: Tensor, kernel: Kernel
 ) -> Tensor:
     """The same from sides already made, for callers that ask again and again."""
-    if is_for_compiled(points, centers, kernel):
-        from normalign.kernels.compiled.expansion import sums_of_sides
-
-        out = coef.new_empty(len(points), coef.shape[1])
-        for rows, sums in sums_of_sides(points, centers, coef, kernel, slopes=False):
-            out[rows] = sums
-        return out
     height, width = tile_shape(points.device)
     buffer = coef.new_empty(min(height, len(points)) * min(width, len(centers)))
     out = coef.new_zeros(len(points), coef.shape[1])
@@ -92,16 +80,6 @@ def expansion_of_sides(
             kernel.values_(part, other, tile)
             out[rows].addmm_(tile, coef[columns])
     return out
-
-
-def is_for_compiled(points: Sides, centers: Sides, kernel: Kernel) -> bool:
-    """Whether there is compiled code for a kernel, and work that is worth it."""
-    return (
-        points.device.type == "cpu"
-        and len(points) * len(centers) >= _MANY
-        and compiled.profile_of(kernel) is not None
-        and compiled.is_available()
-    )
 
 
 def expansion_jacobian(
@@ -192,12 +170,6 @@ def _radial_gradients(
 ) -> Iterator[tuple[slice, Tensor]]:
     (m, d), k = centers.shape, coef.shape[1]
     table = _outer_products(coef, centers)
-    if is_for_compiled(points, others, kernel):
-        from normalign.kernels.compiled.expansion import sums_of_sides
-
-        for rows, sums in sums_of_sides(points, others, table, kernel, slopes=True):
-            yield rows, _differences(sums.unflatten(1, (k, d + 1)), x[rows])
-        return
     height, width = tile_shape(x.device)
     size = min(height, x.shape[0]) * min(width, m)
     buffer, scratch = x.new_empty(size), x.new_empty(size)

@@ -36,7 +36,6 @@ LARGEST_RANK = 2000  # of a preconditioner, unless another is asked for
 FEWEST_COLUMNS = 16  # that conjugate gradients can solve for at once, if so many wait
 VECTORS = 16  # of a column's length that they hold, and some more
 _SAMPLED = 20_000  # rows beyond which gradients are taken at some
-_CHUNK = 1 << 13  # rows of which compiled code makes sums at a time
 _SHARE = 0.8  # of what is free; the rest is for whoever else runs here
 
 
@@ -118,12 +117,7 @@ class Needs:
             return min(needed, self.by_pairs(self.n)) if self._pairs_pay else needed
         height, _ = tile_shape(self.device)
         sums = self._tables * (1 + 5 * min(height / self.n, 1))
-        # compiled code has tables of a quarter of the matrix, or of one output
-        each = 3 * self.n * (self.d + 1)
-        compiled = min(self.k * each, max(self.n**2 // 8, 1 << 18, each))
-        return max(
-            self._with_factor(self._points, sums), self._with_factor(4, compiled)
-        )
+        return self._with_factor(self._points, sums)
 
     def by_pairs(self, rows: int) -> int:
         """The same where gradients at some rows are summed by pairs."""
@@ -134,7 +128,8 @@ class Needs:
     def iterative(self, rank: int) -> int:
         """With conjugate gradients, by a preconditioner of that rank."""
         size, rank = self.dtype.itemsize, min(rank, self.n)
-        strips = 2 + 2 * min(1, _CHUNK / self.n)  # columns, and some rows, twice
+        height, _ = tile_shape(self.device)
+        strips = 2 + 2 * min(1, height / self.n)  # columns, and some rows, twice
         # sides in float64, and in float32 if the data are; what a product makes of them
         solved = self._table * (8 * (3 + strips) + (2 * size if size < 8 else 0))
         solved += self.base + iterative_bytes(self.n, self.k, rank)
@@ -177,7 +172,8 @@ class Needs:
     @property
     def _sums(self) -> float:
         """What is made of it by products with slopes that were not kept."""
-        return self._tables * (3 + 5 * min(_CHUNK / self.n, 1))
+        height, _ = tile_shape(self.device)
+        return self._tables * (3 + 5 * min(height / self.n, 1))
 
 
 def fits_in_double(system: System, k: int, limit: int, *, direct: bool) -> bool:
@@ -225,10 +221,9 @@ def estimate_memory(
     the kernel's tiles) and of the targets, metrics, and the tables with which gradients
     are summed. A ``memory_limit`` of that many bytes is enough, and kept.
 
-    Without a limit more may be taken, where it is free. Up to 8192 rows with numba, and
-    1536 without, a processor keeps slopes beside kernel values: a second triangle, of
-    at most 0.3 GB, or squares of 38 MB together. A fall-back to float64, taken only
-    where float32 fails, doubles everything.
+    Without a limit more may be taken, where it is free. Up to 1536 rows a processor
+    keeps slopes beside kernel values: squares of 38 MB together. A fall-back to
+    float64, taken only where float32 fails, doubles everything.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ from normalign.kernels.metric import learned
 from normalign.kernels.precision import full_precision
 from normalign.kernels.sampling import sampled_rows, seeded
 from normalign.kernels.sides import middle
-from normalign.kernels.solve import solve, solve_last
+from normalign.kernels.solve import solve
 from normalign.kernels.system import Solution, Solved, Solver, System
 
 __all__ = ["Iteration", "iterate", "recursions"]
@@ -141,8 +141,7 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
         Draw as many rows with replacement instead, all of them or `agop_samples`, as
         the code of the paper's experiments on tables does.
     every : bool, default=True
-        False: only the last machine is wanted. It is the same, and the others are left
-        out where it is then sooner made, as for small tables.
+        False: only the last machine is yielded.
     generator : torch.Generator, optional
         For the samples, on the CPU; by default the same draws every time.
 
@@ -176,14 +175,13 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
     steps = iterate(
         x, y, kernel=kernel, ridge=ridge, metric=metric, n_iter=n_iter,
         weights=weights, center=center, bandwidth_rule=bandwidth_rule, solver=solver,
-        agop_samples=agop_samples, resampled=resampled, every=every,
-        generator=generator,
+        agop_samples=agop_samples, resampled=resampled, generator=generator,
     )  # fmt: skip
-    return _told_once(steps)
+    return _told_once(steps, n_iter if not every else 0)
 
 
-def _told_once(steps: Iterator[Iteration]) -> Iterator[Iteration]:
-    """Warn of the first iteration that a user should know of."""
+def _told_once(steps: Iterator[Iteration], first: int) -> Iterator[Iteration]:
+    """Warn of the first iteration that a user should know of; yield from ``first``."""
     told = False
     for step in steps:
         if step.solved.caution and not told:
@@ -191,7 +189,8 @@ def _told_once(steps: Iterator[Iteration]) -> Iterator[Iteration]:
             warnings.warn(
                 f"recursions: {step.solved.caution}", UserWarning, stacklevel=3
             )
-        yield step
+        if step.index >= first:
+            yield step
 
 
 def iterate(  # noqa: PLR0913, as above
@@ -208,7 +207,6 @@ def iterate(  # noqa: PLR0913, as above
     solver: Solver | None = None,
     agop_samples: int = AGOP_SAMPLES,
     resampled: bool = False,
-    every: bool = True,
     generator: torch.Generator | None = None,
     centred: bool = False,
 ) -> Iterator[Iteration]:
@@ -219,26 +217,6 @@ def iterate(  # noqa: PLR0913, as above
     started = time.perf_counter()
     solver, generator = solver or Solver(callee="recursions"), generator or seeded()
     rows = _Rows.of(x, y, ridge, weights, center=center, centred=centred)
-
-    def done(index: int, system: System, solution: Solution) -> Iteration:
-        machine = Machine(
-            rows.x, solution.coef, cast(Tensor, system.metric), system.kernel,
-            rows.intercept,
-        )  # fmt: skip
-        seconds = time.perf_counter() - started
-        return Iteration(
-            index, machine, solution.solved, seconds, system, solution, rows.mass,
-            rows.y,
-        )  # fmt: skip
-
-    simple = bandwidth_rule == "fixed" and not resampled
-    if not every and simple and _slopes_pay(rows, kernel, agop_samples):
-        system = rows.system(kernel, metric)
-        found = solve_last(system, rows.targets, solver, n_iter=n_iter, weights=weights)
-        if found is not None:
-            solution, metric = found
-            yield done(n_iter, replace(system, metric=metric), solution)
-            return
     spare = None
     for index in range(n_iter + 1):
         at_hand = kernel
@@ -253,7 +231,12 @@ def iterate(  # noqa: PLR0913, as above
             # float32 did not do: from here on everything is float64
             rows, metric = rows.double(), metric.double()
             system = rows.system(at_hand, metric)
-        iteration = done(index, system, solution)
+        machine = Machine(rows.x, solution.coef, metric, at_hand, rows.intercept)
+        seconds = time.perf_counter() - started
+        iteration = Iteration(
+            index, machine, solution.solved, seconds, system, solution, rows.mass,
+            rows.y,
+        )  # fmt: skip
         yield iteration
         spare = solution.spare  # its memory serves the next iteration
         if learns:

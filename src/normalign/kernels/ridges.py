@@ -5,10 +5,8 @@ With :math:`W^{1/2} K W^{1/2} = Q \Lambda Q^\top` every ridge costs two products
 .. math:: a(\rho) = W^{1/2} Q (\Lambda + \rho I)^{-1} Q^\top W^{1/2} y
 
 but an eigendecomposition costs as much as several Cholesky factors, and the more of
-them the larger the matrix: on two cores, of those by tensors, 2 at 100 rows, 4 to 9 at
-300, 12 to 20 at 1500; of compiled ones, by which machines are usually solved, 2 to 5,
-12 to 14, and 44 to 46 (``benchmarks/ridges.py``). So five ridges share one only for
-small tables.
+them the larger the matrix: on two cores 2 at 100 rows, 4 to 9 at 300, 12 to 20 at 1500
+(``benchmarks/ridges.py``). So five ridges share one only for small tables.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ from normalign.kernels.digits import (
     lost_digits,
     lost_share,
 )
-from normalign.kernels.direct import compiled_room
 from normalign.kernels.distances import kernel_matrix
 from normalign.kernels.memory import available_bytes
 from normalign.kernels.solve import solve
@@ -41,20 +38,17 @@ _EPS = torch.finfo(torch.float64).eps
 _SQUARES = 6  # of float64, of which an eigendecomposition is made
 
 
-def shared_is_cheaper(n: int, n_ridges: int, *, quick: bool = False) -> bool:
+def shared_is_cheaper(n: int, n_ridges: int) -> bool:
     """Whether one eigendecomposition costs less than a Cholesky factor per ridge.
 
-    Simple laws for measured times; see the module. Solves are ``quick`` where they are
-    compiled.
+    A simple law for measured times; see the module.
 
     Examples
     --------
     >>> shared_is_cheaper(100, 5), shared_is_cheaper(2500, 5)
     (True, False)
-    >>> shared_is_cheaper(100, 5, quick=True), shared_is_cheaper(300, 5, quick=True)
-    (True, False)
     """
-    return n_ridges > (min(0.045 * n, 45) if quick else 0.032 * n**0.9)
+    return n_ridges > 0.032 * n**0.9
 
 
 def ridge_path(
@@ -114,8 +108,7 @@ def _checked_ridges(ridges: Sequence[float]) -> list[float]:
 def _path(
     system: System, y: Tensor, ridges: list[float], solver: Solver
 ) -> Iterator[tuple[Tensor, Solved]]:
-    quick = compiled_room(system, y.shape[1], None, slopes=False) is not None
-    if solver.name == "auto" and shared_is_cheaper(len(y), len(ridges), quick=quick):
+    if solver.name == "auto" and shared_is_cheaper(len(y), len(ridges)):
         limit = solver.memory_limit or available_bytes(system.points.device)
         if _SQUARES * 8 * len(y) ** 2 <= limit:
             yield from _shared(system, y, ridges)

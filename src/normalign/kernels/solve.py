@@ -10,15 +10,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from normalign._errors import complaint
-from normalign.kernels.direct import compiled_room, last_directly, solve_directly
-from normalign.kernels.memory import UNASKED, Needs, available_bytes, is_little
+from normalign.kernels.direct import solve_directly
+from normalign.kernels.memory import UNASKED, Needs, available_bytes
 from normalign.kernels.system import Solution, Solver, Spare, System
 
-__all__ = ["solve", "solve_last"]
-
-# Operations of a recursion in one go, which nobody can interrupt: a fraction of a
-# second.
-_AT_ONCE = 2e10
+__all__ = ["solve"]
 
 
 def solve(
@@ -69,39 +65,8 @@ def solve(
     )
 
 
-def solve_last(
-    system: System,
-    y: Tensor,
-    solver: Solver,
-    *,
-    n_iter: int,
-    weights: Tensor | None,
-) -> tuple[Solution, Tensor] | None:
-    """The last solution of a recursion in a fixed kernel, and its metric, in one go.
-
-    The same numbers as :func:`solve` and ``next_metric`` give by turns, sooner, where
-    there is compiled code for it. None where there is none, where it would take long,
-    or where an iteration needs more than its precision.
-    """
-    (n, d), k, limit = system.points.shape, y.shape[1], solver.memory_limit
-    if limit is None and not is_little(n, d, k):
-        limit = _unasked_limit(system, 0, None)
-    work = (n_iter + 1) * float(n) ** 3
-    if solver.name == "cg" or work > _AT_ONCE:
-        return None
-    room = compiled_room(system, k, limit, slopes=True)
-    if room is None:
-        return None
-    return last_directly(system, y, room, n_iter=n_iter, weights=weights)
-
-
 def _unasked_limit(system: System, needed: int, spare: Spare | None) -> int:
     """What may be used where no limit was given: what is free, or is held already."""
-    points, wished = system.points, needed
-    if points.device.type == "cpu":
-        # for compiled code: matrix and slopes, metrics, what gradients are made of
-        n, d = points.shape
-        wished = needed + (2 * n * n + 4 * d * d) * points.dtype.itemsize
-    if wished < UNASKED:
+    if needed < UNASKED:
         return UNASKED
-    return available_bytes(points.device) + (0 if spare is None else needed)
+    return available_bytes(system.points.device) + (0 if spare is None else needed)
