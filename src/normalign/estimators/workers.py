@@ -92,14 +92,17 @@ class Pace:
 
     def __init__(self, budget: float) -> None:
         self.budget = budget
-        self.slowest, self.started = 0.0, time.monotonic()
+        self.slowest, self.started = 0.0, self._now()
         self.before = self.started
 
     def another(self) -> bool:
         """Count an iteration; whether one more, as long as the longest, has time."""
-        now = time.monotonic()
+        now = self._now()
         self.slowest, self.before = max(self.slowest, now - self.before), now
         return now - self.started + self.slowest <= self.budget
+
+    def _now(self) -> float:
+        return time.monotonic()
 
 
 def memory_share(
