@@ -295,7 +295,7 @@ def factors(options: argparse.Namespace) -> Iterator[Row]:
             yield row
 
 
-# How `normalign.kernels.triangle` is set for each: columns of a panel, rows that the
+# How `normalign.kernels._triangle` is set for each: columns of a panel, rows that the
 # device's library factorises at once, whether the next diagonal block is done beside
 # the products, rows up to which the square is factorised by one call, and whether
 # there are kernels for diagonal blocks and for products in half precision.

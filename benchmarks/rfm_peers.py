@@ -302,7 +302,10 @@ def factor_job(
     variants: dict[str, dict[str, Any]],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Milliseconds of the parts of an iteration, for each way of factorising."""
-    from normalign.kernels import Laplace, blocks, cuda, precision, triangle
+    from normalign.kernels import Laplace, cuda
+    from normalign.kernels import _blocks as blocks
+    from normalign.kernels import _precision as precision
+    from normalign.kernels import _triangle as triangle
 
     x, y, _ = (part.to(device) for part in table(n, d, k))
     rows: dict[str, dict[str, Any]] = {}
@@ -338,10 +341,11 @@ def factor_job(
 
 def one_iteration(x: Tensor, y: Tensor, kernel: Any) -> tuple[list[float], Tensor]:
     """Seconds of the four steps, and the coefficients."""
-    from normalign.kernels import System, direct
+    from normalign.kernels import System
+    from normalign.kernels import _direct as direct
     from normalign.kernels._agop import centred_agop
-    from normalign.kernels.precision import full_precision
-    from normalign.kernels.sides import middle
+    from normalign.kernels._precision import full_precision
+    from normalign.kernels._sides import middle
 
     wait = torch.cuda.synchronize if x.device.type == "cuda" else nothing
     points = x - middle(x)

@@ -17,7 +17,7 @@ from normalign.estimators import (
     RFMRegressor,
     make_tabular_pipeline,
 )
-from normalign.kernels import direct
+from normalign.kernels import _direct as direct
 from tests.estimators.samples import (
     CLASSIFIERS,
     ESTIMATORS,

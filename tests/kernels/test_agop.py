@@ -16,7 +16,7 @@ from normalign.kernels import (
     gradients,
     kernel_matrix,
 )
-from normalign.kernels import tiles as tiles_module
+from normalign.kernels import _tiles as tiles_module
 from normalign.kernels._agop import cheaper_form
 from tests.kernels.cases import DOUBLE, KERNELS, METRICS, metric, points
 

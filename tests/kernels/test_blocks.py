@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normalign.kernels.blocks import Beside, factorise_and_invert_
+from normalign.kernels._blocks import Beside, factorise_and_invert_
 from normalign.kernels.cuda import kernels_for
 from normalign.kernels.cuda.driver import Arguments
 from tests.kernels.cases import DOUBLE, points

@@ -9,14 +9,18 @@ from normalign.kernels import (
     Laplace,
     Solver,
     agop,
-    blocks,
     kernel_matrix,
-    precision,
     recursions,
 )
-from normalign.kernels import triangle as module
+from normalign.kernels import (
+    _blocks as blocks,
+)
+from normalign.kernels import (
+    _precision as precision,
+)
+from normalign.kernels import _triangle as module
+from normalign.kernels._precision import Factor, multiply_, subtract_product_
 from normalign.kernels.cuda import kernels_for
-from normalign.kernels.precision import Factor, multiply_, subtract_product_
 from tests.kernels.cases import DOUBLE, KERNELS, metric, points
 
 pytestmark = pytest.mark.cuda

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from normalign.kernels import Gaussian, Laplace, Solver, System
-from normalign.kernels.memory import Needs
-from normalign.kernels.solve import solve
+from normalign.kernels._memory import Needs
+from normalign.kernels._solve import solve
 from tests.kernels.cases import DOUBLE, dense, points, system
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from normalign.kernels import memory
-from normalign.kernels.free_memory import free_bytes
-from normalign.kernels.memory import available_bytes
+from normalign.kernels import _memory as memory
+from normalign.kernels._free_memory import free_bytes
+from normalign.kernels._memory import available_bytes
 
 MACHINE = "MemTotal:   32000 kB\nMemAvailable:   20000 kB\nHugePages_Total:   0\n"
 

@@ -10,7 +10,9 @@ from normalign.kernels import (
     expansion_jacobian,
     gradients,
     pull_back,
-    tiles,
+)
+from normalign.kernels import (
+    _tiles as tiles,
 )
 from tests.kernels.cases import (
     DOUBLE,

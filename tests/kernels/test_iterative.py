@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from normalign.kernels import Gaussian, Laplace, Solver, System, iterative
-from normalign.kernels.memory import Needs
-from normalign.kernels.solve import solve
+from normalign.kernels import Gaussian, Laplace, Solver, System
+from normalign.kernels import _iterative as iterative
+from normalign.kernels._memory import Needs
+from normalign.kernels._solve import solve
 from tests.kernels.cases import DOUBLE, KERNELS, dense, points, system
 
 

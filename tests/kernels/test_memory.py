@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normalign.kernels import KERNELS, estimate_memory
-from normalign.kernels.memory import UNASKED, Needs, available_bytes, is_little
+from normalign.kernels._memory import UNASKED, Needs, available_bytes, is_little
 
 MEASURE = """
 import json, sys, torch

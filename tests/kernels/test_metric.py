@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normalign.kernels import initial_metric, metric_root, normalised
-from normalign.kernels.metric import learned
+from normalign.kernels._metric import learned
 from tests.kernels.cases import DOUBLE, metric, points
 
 

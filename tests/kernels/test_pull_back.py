@@ -58,7 +58,7 @@ def test_how_many_rows_wait_at_a_time_does_not_matter(n, m, room):
     whole = fitted.pull_back(x, cotangent)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(modules["normalign.kernels._pull_back"], "_CPU_WAITING", room * 8)
-        patch.setattr("normalign.kernels.tiles._CPU_TILE", (5, 7))
+        patch.setattr("normalign.kernels._tiles._CPU_TILE", (5, 7))
         parts = fitted.pull_back(x, cotangent)
     for one, other in zip(whole, parts, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)

@@ -12,13 +12,17 @@ from normalign.kernels import (
     Laplace,
     Machine,
     Solver,
-    direct,
     initial_metric,
-    recursion,
     recursions,
 )
+from normalign.kernels import (
+    _direct as direct,
+)
+from normalign.kernels import (
+    _recursion as recursion,
+)
 from normalign.kernels._agop import centred_agop
-from normalign.kernels.sampling import seeded
+from normalign.kernels._sampling import seeded
 from tests.kernels import transcription
 from tests.kernels.cases import DOUBLE, KERNELS, METRICS, metric, points
 
@@ -330,7 +334,7 @@ def test_a_resampled_update_draws_no_more_rows_than_are_wanted(monkeypatch):
         counted.append(float(weights.sum()))
         return centred_agop(rows, *more, weights=weights, **settings)
 
-    monkeypatch.setattr("normalign.kernels.recursion.centred_agop", watched)
+    monkeypatch.setattr("normalign.kernels._recursion.centred_agop", watched)
     settings = {"kernel": Laplace(2.0), "ridge": 0.1, "metric": torch.eye(3).double()}
     list(recursions(x, y, n_iter=2, resampled=True, agop_samples=20, **settings))
     list(recursions(x, y, n_iter=1, resampled=True, agop_samples=900, **settings))

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from normalign.kernels import Gaussian, Solver, kernel_matrix
-from normalign.kernels.ridges import ridge_path, shared_is_cheaper
-from normalign.kernels.solve import solve
-from normalign.kernels.system import System
+from normalign.kernels._ridges import ridge_path, shared_is_cheaper
+from normalign.kernels._solve import solve
+from normalign.kernels._system import System
 from tests.kernels.cases import DOUBLE, KERNELS, metric, points
 
 RIDGES = [10.0, 1.0, 0.1, 0.01, 0.001]

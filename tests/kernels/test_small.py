@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from normalign.kernels import Solver, recursions, tiles
-from normalign.kernels import triangle as module
-from normalign.kernels.functions import Radial
-from normalign.kernels.gradients import gradients_of_slopes, raw_gradients
+from normalign.kernels import Solver, recursions
+from normalign.kernels import _tiles as tiles
+from normalign.kernels import _triangle as module
+from normalign.kernels._expansion import gradients_of_slopes, raw_gradients
+from normalign.kernels._functions import Radial
 from tests.kernels.cases import DOUBLE, KERNELS, metric, points
 
 RADIAL = [kernel for kernel in KERNELS if isinstance(kernel, Radial)]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from normalign.kernels import Solver
-from normalign.kernels.solve import solve
+from normalign.kernels._solve import solve
 from tests.kernels.cases import KERNELS, dense, points, system
 
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normalign.kernels import triangle as module
-from normalign.kernels.triangle import Triangle, triangle_bytes
+from normalign.kernels import _triangle as module
+from normalign.kernels._triangle import Triangle, triangle_bytes
 from tests.kernels.cases import DOUBLE, points
 
 CPU = torch.device("cpu")

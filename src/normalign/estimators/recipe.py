@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normalign.estimators.workers import memory_share
 from normalign.kernels import Iteration, Kernel, Solver, initial_metric
-from normalign.kernels.recursion import iterate
+from normalign.kernels._recursion import iterate
 
 __all__ = ["Recipe", "Report"]
 

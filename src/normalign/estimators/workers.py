@@ -21,7 +21,7 @@ import torch
 from joblib.parallel import get_active_backend
 from threadpoolctl import threadpool_limits
 
-from normalign.kernels.memory import UNASKED, available_bytes
+from normalign.kernels._memory import UNASKED, available_bytes
 
 __all__ = [
     "Clock",

@@ -19,15 +19,15 @@ import torch
 from torch import Tensor
 
 from normalign._errors import describe, require, require_kind
-from normalign.kernels.arguments import require_expansion, require_table
-from normalign.kernels.functions import Kernel, Radial
-from normalign.kernels.gradients import (
+from normalign.kernels._arguments import require_expansion, require_table
+from normalign.kernels._expansion import (
     expansion_jacobian,
     expansion_of_sides,
     pulled_back,
 )
-from normalign.kernels.sides import Sides, middle
-from normalign.kernels.tiles import spans, tile_shape
+from normalign.kernels._functions import Kernel, Radial
+from normalign.kernels._sides import Sides, middle
+from normalign.kernels._tiles import spans, tile_shape
 
 __all__ = ["Columns", "Cotangent", "jacobian_pull_back", "pull_back"]
 

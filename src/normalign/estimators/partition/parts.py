@@ -16,7 +16,7 @@ from torch import Tensor
 from normalign.estimators.recipe import Recipe, Report
 from normalign.estimators.workers import shared_threads
 from normalign.kernels import Iteration, Machine, agop, normalised
-from normalign.kernels.metric import learned
+from normalign.kernels._metric import learned
 
 __all__ = ["CutJob", "PartJob", "SolvedPart", "cut_axes", "solve_part"]
 

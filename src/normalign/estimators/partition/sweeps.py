@@ -23,7 +23,7 @@ from normalign.estimators.problem import LeftOut, same_rows
 from normalign.estimators.recipe import Recipe, Report
 from normalign.estimators.workers import jobs_at_once, parallel
 from normalign.kernels import Kernel, initial_metric, median_distance
-from normalign.kernels.metric import learned
+from normalign.kernels._metric import learned
 
 __all__ = ["CutAxes", "Rows", "Sweeps", "Units"]
 

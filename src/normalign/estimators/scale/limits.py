@@ -21,8 +21,8 @@ from normalign.estimators.scale.placement import (
     rounding_share,
 )
 from normalign.kernels import Gaussian, Kernel, Laplace, estimate_memory, initial_metric
-from normalign.kernels.functions import Radial
-from normalign.kernels.memory import UNASKED, available_bytes, is_little
+from normalign.kernels._functions import Radial
+from normalign.kernels._memory import UNASKED, available_bytes, is_little
 
 __all__ = ["callers_level", "require_memory", "warn_of_rounding", "warn_of_scale"]
 

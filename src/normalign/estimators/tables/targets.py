@@ -12,7 +12,7 @@ from sklearn.exceptions import DataConversionWarning
 from normalign._errors import complaint, require, require_kind
 from normalign.estimators.tables.arrays import as_numpy, require_dense
 from normalign.estimators.tables.cells import is_missing, kinds_of, with_nan
-from normalign.kernels.memory import UNASKED, available_bytes
+from normalign.kernels._memory import UNASKED, available_bytes
 
 __all__ = [
     "Answers",

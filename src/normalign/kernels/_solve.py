@@ -1,8 +1,8 @@
 """Who solves a machine's system: a factor where it fits, conjugate gradients elsewhere.
 
 *Directly*, by a Cholesky factor in place of one triangle
-(:mod:`normalign.kernels.direct`), or *iteratively*, where the triangle does not fit the
-memory that is allowed (:mod:`normalign.kernels.iterative`).
+(:mod:`normalign.kernels._direct`), or *iteratively*, where the triangle does not fit the
+memory that is allowed (:mod:`normalign.kernels._iterative`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from normalign._errors import complaint
-from normalign.kernels.direct import solve_directly
-from normalign.kernels.memory import UNASKED, Needs, available_bytes
-from normalign.kernels.system import Solution, Solver, Spare, System
+from normalign.kernels._direct import solve_directly
+from normalign.kernels._memory import UNASKED, Needs, available_bytes
+from normalign.kernels._system import Solution, Solver, Spare, System
 
 __all__ = ["solve"]
 
@@ -46,7 +46,7 @@ def solve(
     n, needed = len(system.points), Needs.of(system, y.shape[1]).direct
     limit = solver.memory_limit or _unasked_limit(system, needed, spare)
     if solver.name == "cg" or (solver.name == "auto" and needed > limit):
-        from normalign.kernels.iterative import solve_iteratively
+        from normalign.kernels._iterative import solve_iteratively
 
         return solve_iteratively(system, y, solver, limit=limit, spare=spare)
     if needed > limit:

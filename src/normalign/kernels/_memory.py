@@ -11,11 +11,11 @@ import torch
 
 from normalign._errors import complaint, require, require_kind
 from normalign.kernels._agop import cheaper_form
-from normalign.kernels.free_memory import free_bytes
-from normalign.kernels.functions import KERNELS, Kernel, ProductLaplace
-from normalign.kernels.system import System
-from normalign.kernels.tiles import tile_shape
-from normalign.kernels.triangle import strip_bytes, triangle_bytes
+from normalign.kernels._free_memory import free_bytes
+from normalign.kernels._functions import KERNELS, Kernel, ProductLaplace
+from normalign.kernels._system import System
+from normalign.kernels._tiles import tile_shape
+from normalign.kernels._triangle import strip_bytes, triangle_bytes
 
 __all__ = [
     "FEWEST_COLUMNS",

@@ -4,7 +4,7 @@ r"""The linear system behind every machine, how to solve it, and what a solution
 
 Algorithm 1 of the paper prints ``alpha = K y``; the inverse is meant. Sample weights
 enter where they do in weighted least squares, so that a row of weight two is the same
-as the row twice. Who solves it: :mod:`normalign.kernels.solve`.
+as the row twice. Who solves it: :mod:`normalign.kernels._solve`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from normalign._errors import require
-from normalign.kernels.functions import Kernel
-from normalign.kernels.sides import Sides
+from normalign.kernels._functions import Kernel
+from normalign.kernels._sides import Sides
 
 __all__ = [
     "OVERWRITTEN",

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from normalign.kernels.arguments import require_points
-from normalign.kernels.functions import Kernel
-from normalign.kernels.sampling import sampled_rows, seeded
-from normalign.kernels.sides import middle
+from normalign.kernels._arguments import require_points
+from normalign.kernels._functions import Kernel
+from normalign.kernels._sampling import sampled_rows, seeded
+from normalign.kernels._sides import middle
 
 __all__ = ["kernel_matrix", "median_distance"]
 

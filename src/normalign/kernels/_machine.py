@@ -8,11 +8,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from normalign.kernels._arguments import require_table
+from normalign.kernels._expansion import expansion_jacobian
+from normalign.kernels._functions import Kernel
+from normalign.kernels._precision import full_precision
 from normalign.kernels._pull_back import Columns, Cotangent, pull_back
-from normalign.kernels.arguments import require_table
-from normalign.kernels.functions import Kernel
-from normalign.kernels.gradients import expansion_jacobian
-from normalign.kernels.precision import full_precision
 
 __all__ = ["Machine"]
 

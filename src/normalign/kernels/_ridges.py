@@ -20,17 +20,17 @@ import torch
 from torch import Tensor
 
 from normalign._errors import as_float, describe, require, require_kind
-from normalign.kernels.arguments import require_table
-from normalign.kernels.digits import (
+from normalign.kernels._arguments import require_table
+from normalign.kernels._digits import (
     LOST_SHARE,
     added_jitter,
     lost_digits,
     lost_share,
 )
-from normalign.kernels.distances import kernel_matrix
-from normalign.kernels.memory import available_bytes
-from normalign.kernels.solve import solve
-from normalign.kernels.system import Solved, Solver, System
+from normalign.kernels._distances import kernel_matrix
+from normalign.kernels._memory import available_bytes
+from normalign.kernels._solve import solve
+from normalign.kernels._system import Solved, Solver, System
 
 __all__ = ["ridge_path", "shared_is_cheaper"]
 

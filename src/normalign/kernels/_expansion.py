@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from normalign._errors import complaint
-from normalign.kernels.arguments import require_expansion
-from normalign.kernels.functions import Kernel, ProductLaplace, Radial
-from normalign.kernels.metric import metric_root, through_metric
-from normalign.kernels.sides import NEAR, Sides, middle
-from normalign.kernels.tiles import spans, square_spans, tile_shape
+from normalign.kernels._arguments import require_expansion
+from normalign.kernels._functions import Kernel, ProductLaplace, Radial
+from normalign.kernels._metric import metric_root, through_metric
+from normalign.kernels._sides import NEAR, Sides, middle
+from normalign.kernels._tiles import spans, square_spans, tile_shape
 
 __all__ = [
     "expansion",

@@ -24,9 +24,9 @@ import math
 import torch
 from torch import Tensor
 
-from normalign.kernels.blocks import Beside, Inverted, factorise_and_invert_
+from normalign.kernels._blocks import Beside, Inverted, factorise_and_invert_
+from normalign.kernels._precision import Factor, multiply_, subtract_own_products_
 from normalign.kernels.cuda import kernels_for
-from normalign.kernels.precision import Factor, multiply_, subtract_own_products_
 
 __all__ = ["Triangle", "is_small", "strip_bytes", "triangle_bytes"]
 

@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 
 from normalign._errors import complaint
-from normalign.kernels.digits import LOST_SHARE, lost_digits, lost_share
-from normalign.kernels.gradients import expansion_of_sides
-from normalign.kernels.memory import (
+from normalign.kernels._digits import LOST_SHARE, lost_digits, lost_share
+from normalign.kernels._expansion import expansion_of_sides
+from normalign.kernels._memory import (
     FEWEST_COLUMNS,
     LARGEST_RANK,
     VECTORS,
     Needs,
     fits_in_double,
 )
-from normalign.kernels.system import (
+from normalign.kernels._system import (
     OVERWRITTEN,
     RidgeTooSmall,
     Solved,
@@ -36,7 +36,7 @@ from normalign.kernels.system import (
     Spare,
     System,
 )
-from normalign.kernels.tiles import spans
+from normalign.kernels._tiles import spans
 
 __all__ = ["IterativeSolution", "solve_iteratively"]
 

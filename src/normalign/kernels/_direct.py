@@ -5,7 +5,7 @@ so large that digits are lost, again in float64, in which the machine then stays
 large coefficients sum to is lost in float32, too); if that fails, with a jitter on the
 diagonal, which is reported.
 
-The factor is made of products of panels (:mod:`normalign.kernels.triangle`).
+The factor is made of products of panels (:mod:`normalign.kernels._triangle`).
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from torch import Tensor
 
 from normalign._errors import complaint
 from normalign.kernels._agop import finished, sum_of_squares, through_full
-from normalign.kernels.digits import (
+from normalign.kernels._digits import (
     LOST_SHARE,
     added_jitter,
     lost_digits,
     lost_share,
 )
-from normalign.kernels.functions import Kernel, Radial
-from normalign.kernels.gradients import gradients_of_slopes
-from normalign.kernels.memory import Needs, fits_in_double
-from normalign.kernels.metric import learned
-from normalign.kernels.sides import Sides
-from normalign.kernels.system import (
+from normalign.kernels._expansion import gradients_of_slopes
+from normalign.kernels._functions import Kernel, Radial
+from normalign.kernels._memory import Needs, fits_in_double
+from normalign.kernels._metric import learned
+from normalign.kernels._sides import Sides
+from normalign.kernels._system import (
     OVERWRITTEN,
     Solution,
     Solved,
     Spare,
     System,
 )
-from normalign.kernels.tiles import spans, square_spans, tile_shape
-from normalign.kernels.triangle import Triangle, is_small
+from normalign.kernels._tiles import spans, square_spans, tile_shape
+from normalign.kernels._triangle import Triangle, is_small
 
 __all__ = ["DirectSolution", "solve_directly"]
 

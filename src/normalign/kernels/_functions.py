@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from normalign._errors import require, require_kind
+from normalign.kernels._metric import metric_root, through_metric
+from normalign.kernels._sides import NEAR, SAME, Sides, mend_near_
 from normalign.kernels.cuda import Kernels, kernels_for
-from normalign.kernels.metric import metric_root, through_metric
-from normalign.kernels.sides import NEAR, SAME, Sides, mend_near_
 
 __all__ = [
     "KERNELS",
@@ -80,7 +80,7 @@ class Radial(Kernel):
 
     The three terms are one product of tables with two more columns. Where points are
     so near that it leaves no digits, distances are computed again, see
-    :mod:`~normalign.kernels.sides`: a point and its duplicates are at exactly zero.
+    :mod:`~normalign.kernels._sides`: a point and its duplicates are at exactly zero.
     """
 
     def sides(self, x: Tensor, metric: Tensor | None) -> Sides:

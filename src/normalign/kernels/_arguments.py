@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from normalign._errors import require, require_kind
-from normalign.kernels.functions import Kernel
+from normalign.kernels._functions import Kernel
 
 __all__ = ["require_expansion", "require_points", "require_table"]
 

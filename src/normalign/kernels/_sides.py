@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from normalign.kernels._tiles import spans
 from normalign.kernels.cuda import kernels_for
-from normalign.kernels.tiles import spans
 
 __all__ = ["NEAR", "SAME", "Sides", "mend_near_", "middle"]
 
