@@ -302,23 +302,18 @@ def factor_job(
     variants: dict[str, dict[str, Any]],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Milliseconds of the parts of an iteration, for each way of factorising."""
-    from normalign.kernels import Laplace, cuda
-    from normalign.kernels import _blocks as blocks
-    from normalign.kernels import _precision as precision
-    from normalign.kernels import _triangle as triangle
+    from normalign.kernels import Laplace, _precision, _triangle, cuda
 
     x, y, _ = (part.to(device) for part in table(n, d, k))
     rows: dict[str, dict[str, Any]] = {}
     spent: dict[str, list[list[float]]] = {name: [] for name in variants}
     for turn in range(rounds + 1):
         for name, setting in variants.items():
-            triangle._DEVICE_WIDTH, triangle._DEVICE_STRIP = (
-                setting["width"],
-                setting["strip"],
-            )
-            triangle._DEVICE_AHEAD = setting["ahead"]
-            triangle._DEVICE_SMALL = setting["small"]
-            blocks.kernels_for = precision.kernels_for = (
+            _triangle._DEVICE_WIDTH = setting["width"]
+            _triangle._DEVICE_STRIP = setting["strip"]
+            _triangle._DEVICE_AHEAD = setting["ahead"]
+            _triangle._DEVICE_SMALL = setting["small"]
+            _triangle.kernels_for = _precision.kernels_for = (
                 cuda.kernels_for if setting["kernels"] else lambda tensor: None
             )
             times, coef = one_iteration(x, y, Laplace(bandwidth=BANDWIDTH))
@@ -341,8 +336,7 @@ def factor_job(
 
 def one_iteration(x: Tensor, y: Tensor, kernel: Any) -> tuple[list[float], Tensor]:
     """Seconds of the four steps, and the coefficients."""
-    from normalign.kernels import System
-    from normalign.kernels import _direct as direct
+    from normalign.kernels import System, _solve
     from normalign.kernels._agop import centred_agop
     from normalign.kernels._precision import full_precision
     from normalign.kernels._sides import middle
@@ -351,7 +345,7 @@ def one_iteration(x: Tensor, y: Tensor, kernel: Any) -> tuple[list[float], Tenso
     points = x - middle(x)
     metric = torch.eye(x.shape[1], device=x.device)
     system = System(points, kernel, metric, torch.full_like(x[:, 0], RIDGE))
-    held = direct._allocated(system, 1 << 60)
+    held = _solve._allocated(system, 1 << 60)
     ticks = []
 
     def tick() -> None:
@@ -360,7 +354,7 @@ def one_iteration(x: Tensor, y: Tensor, kernel: Any) -> tuple[list[float], Tenso
 
     with full_precision(x.device):
         tick()
-        direct.fill_(held, system)
+        _solve.fill_(held, system)
         held.add_diagonal_(system.ridges)
         tick()
         if not held.factorise_():

@@ -3,7 +3,7 @@
     python benchmarks/ridges.py --save results/benchmarks/ridges-cpu.json
 
 How many Cholesky solves (kernel filled, factorised, solved for three outputs, float32)
-one float64 eigendecomposition of the same kernel costs. `kernels/_ridges.py` shares a
+one float64 eigendecomposition of the same kernel costs. `kernels/_solve.py` shares a
 factorisation where there are more ridges than that.
 """
 

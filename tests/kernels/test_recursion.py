@@ -12,17 +12,13 @@ from normalign.kernels import (
     Laplace,
     Machine,
     Solver,
+    _recursion,
+    _solve,
     initial_metric,
     recursions,
 )
-from normalign.kernels import (
-    _direct as direct,
-)
-from normalign.kernels import (
-    _recursion as recursion,
-)
 from normalign.kernels._agop import centred_agop
-from normalign.kernels._sampling import seeded
+from normalign.kernels._distances import seeded
 from tests.kernels import transcription
 from tests.kernels.cases import DOUBLE, KERNELS, METRICS, metric, points
 
@@ -155,7 +151,7 @@ def test_rows_are_left_out_until_the_next_iteration_is_asked_for(solver):
 
 def test_float32_is_let_go_before_float64_is_tried(monkeypatch):
     lost = iter([0.0, 1.0, 0.0, 0.0])  # the second is one of float32
-    monkeypatch.setattr(direct, "lost_share", lambda *_: next(lost))
+    monkeypatch.setattr(_solve, "lost_share", lambda *_: next(lost))
     x = points(80, 3, dtype=torch.float32)
     settings = {"kernel": Laplace(2.0), "ridge": 0.1, "metric": torch.eye(3)}
     steps = list(recursions(x, x[:, :1], n_iter=2, **settings))
@@ -233,8 +229,8 @@ def test_little_memory_forbids_the_square_of_slopes(monkeypatch):
         forms.append(form)
         return centred_agop(*tables, form=form, **settings)
 
-    monkeypatch.setattr(recursion, "centred_agop", watched)
-    monkeypatch.setattr(recursion, "_SMALL_SQUARE", 0)
+    monkeypatch.setattr(_recursion, "centred_agop", watched)
+    monkeypatch.setattr(_recursion, "_SMALL_SQUARE", 0)
     x, y = points(30, 6), points(30, 20, seed=1)
     for limit in (1 << 30, 10_000):
         fitted(x, y, n_iter=1, solver=Solver("cg", memory_limit=limit))

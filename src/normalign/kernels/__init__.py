@@ -2,7 +2,13 @@
 
 from normalign.kernels._agop import agop
 from normalign.kernels._distances import kernel_matrix, median_distance
-from normalign.kernels._expansion import expansion, expansion_jacobian
+from normalign.kernels._expansion import (
+    Columns,
+    Machine,
+    expansion,
+    expansion_jacobian,
+    pull_back,
+)
 from normalign.kernels._functions import (
     KERNELS,
     Gaussian,
@@ -10,12 +16,10 @@ from normalign.kernels._functions import (
     Laplace,
     ProductLaplace,
 )
-from normalign.kernels._machine import Machine
 from normalign.kernels._memory import estimate_memory
 from normalign.kernels._metric import initial_metric, metric_root, normalised
-from normalign.kernels._pull_back import Columns, pull_back
 from normalign.kernels._recursion import Iteration, recursions
-from normalign.kernels._ridges import ridge_path
+from normalign.kernels._solve import ridge_path
 from normalign.kernels._system import Solved, Solver, System
 
 __all__ = [

@@ -32,15 +32,13 @@ import torch
 from torch import Tensor
 
 from normalign._errors import complaint, require
-from normalign.kernels._arguments import require_expansion
 from normalign.kernels._expansion import (
     outputs_at_once,
     pulled_back,
     raw_gradients,
 )
-from normalign.kernels._functions import Kernel, Laplace, Radial
-from normalign.kernels._sides import NEAR, Sides, middle
-from normalign.kernels._tiles import spans, tile_shape
+from normalign.kernels._functions import Kernel, Laplace, Radial, require_expansion
+from normalign.kernels._sides import NEAR, Sides, middle, spans, tile_shape
 
 __all__ = [
     "agop",

@@ -1,4 +1,4 @@
-"""How near points are to each other: the kernel matrix, and the median distance."""
+r"""Kernel matrices, median distances, and random samples of rows."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import math
 import torch
 from torch import Tensor
 
-from normalign.kernels._arguments import require_points
-from normalign.kernels._functions import Kernel
-from normalign.kernels._sampling import sampled_rows, seeded
+from normalign.kernels._functions import Kernel, require_points
 from normalign.kernels._sides import middle
 
-__all__ = ["kernel_matrix", "median_distance"]
+__all__ = [
+    "kernel_matrix",
+    "median_distance",
+    "sampled_rows",
+    "seeded",
+]
 
 
 def kernel_matrix(
@@ -93,3 +96,13 @@ def median_distance(
         max=len(values) - 1
     )
     return float(values[half]) * kernel.bandwidth
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    """A generator of one's own: no draw here touches the global one."""
+    return torch.Generator().manual_seed(seed)
+
+
+def sampled_rows(n: int, most: int, generator: torch.Generator) -> Tensor:
+    """That many of n rows, without replacement, on the CPU whatever the default is."""
+    return torch.randperm(n, generator=generator, device="cpu")[:most]

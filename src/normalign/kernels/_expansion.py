@@ -1,4 +1,4 @@
-r"""Outputs and Jacobians of a kernel expansion, in closed form, tile by tile.
+r"""Kernel expansions: outputs, Jacobians and vector-Jacobian products in closed form.
 
 .. math:: f(x) = \sum_j a_j \, \phi_M(x, x_j), \qquad a_j \in \mathbb{R}^k
 
@@ -6,29 +6,53 @@ For a radial kernel with slope :math:`w = -2 \kappa'(u)`
 
 .. math:: J_x = \sum_j w_j \, a_j (x_j - x)^\top M / \ell^2
 
-so one product of a tile of slopes with the table ``a_j (x_j, 1)^T`` gives the Jacobian
-at many points; autograd through the kernel is not needed.
+so one product of a tile of slopes with the table ``a_j (x_j, 1)^T`` gives the Jacobians
+of many points, without autograd. A single cotangent :math:`v` needs no Jacobian:
+
+.. math:: J_x^\top v = \sum_j w_j \, (a_j \cdot v) \, M (x_j - x) / \ell^2
+
+costs :math:`4 (d + k)` operations for a pair of points instead of :math:`2 k d`, which
+is what an attack needs at every step.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from normalign._errors import complaint
-from normalign.kernels._arguments import require_expansion
-from normalign.kernels._functions import Kernel, ProductLaplace, Radial
+from normalign._errors import complaint, describe, require, require_kind
+from normalign.kernels._functions import (
+    Kernel,
+    ProductLaplace,
+    Radial,
+    require_expansion,
+    require_table,
+)
 from normalign.kernels._metric import metric_root, through_metric
-from normalign.kernels._sides import NEAR, Sides, middle
-from normalign.kernels._tiles import spans, square_spans, tile_shape
+from normalign.kernels._precision import full_precision
+from normalign.kernels._sides import (
+    NEAR,
+    Sides,
+    middle,
+    spans,
+    square_spans,
+    tile_shape,
+)
 
 __all__ = [
+    "Columns",
+    "Cotangent",
+    "Machine",
     "expansion",
     "expansion_jacobian",
     "gradients_of_slopes",
+    "jacobian_pull_back",
+    "pull_back",
     "pulled_back",
     "raw_gradients",
 ]
@@ -289,3 +313,297 @@ def _add_near_(
         towards.mul_(towards.abs() > noise * towards.abs().sum(1, keepdim=True))
         weighted = values[some][differ, None] * coef[j]
         total.index_add_(1, i, towards.sign_().T[:, :, None] * weighted)
+
+
+# From the outputs of some rows, (r, k), and which rows they are, to (r, k).
+Cotangent = Callable[[Tensor, slice], Tensor]
+
+# Bytes of slopes that wait.
+_CPU_WAITING, _DEVICE_WAITING = 1 << 25, 1 << 31
+
+
+@dataclass(frozen=True)
+class Columns:
+    """An expansion's centers, prepared once for many calls.
+
+    Parameters
+    ----------
+    centers : Tensor of shape (m, d)
+    coef : Tensor of shape (m, k)
+    kernel : Kernel
+    metric : Tensor of shape (d, d) or (d,), optional
+    shift : Tensor of shape (d,)
+        The origin in which distances are taken.
+    sides : Sides
+        Of the centers, from there.
+    """
+
+    centers: Tensor
+    coef: Tensor
+    kernel: Kernel
+    metric: Tensor | None
+    shift: Tensor
+    sides: Sides
+
+    @classmethod
+    def of(
+        cls, centers: Tensor, coef: Tensor, kernel: Kernel, *, metric: Tensor | None
+    ) -> Columns:
+        """Prepare an expansion.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the parts of the expansion do not fit together.
+        """
+        with torch.no_grad():  # coefficients may require gradients
+            require_table("Columns.of", "centers", centers)
+            require_expansion("Columns.of", centers, centers, coef, kernel, metric)
+        shift = middle(centers)
+        sides = kernel.sides(centers - shift, metric)
+        return cls(centers, coef, kernel, metric, shift, sides)
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """The expansion at every row, ``(n, k)``."""
+        points = self.kernel.sides(x - self.shift, self.metric)
+        return expansion_of_sides(points, self.sides, self.coef, self.kernel)
+
+    @cached_property
+    def moments(self) -> Tensor:
+        """Rows ``(x_j, 1)`` from the same origin, ``(m, d + 1)``."""
+        placed = self.centers - self.shift
+        return torch.cat([placed, placed.new_ones(len(placed), 1)], 1)
+
+
+@torch.no_grad()
+def pull_back(
+    x: Tensor, columns: Columns, cotangent: Cotangent
+) -> tuple[Tensor, Tensor]:
+    r"""Return the outputs and :math:`J_x^\top v(f(x))` at every row.
+
+    At a center that center's own kernel contributes nothing to the gradient, as in
+    :func:`~normalign.kernels.expansion_jacobian`.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, d)
+    columns : Columns
+    cotangent : callable
+        From outputs of some rows and a slice, which says which rows, to the gradient
+        of a loss in these outputs. Autograd records nothing here; a cotangent that
+        needs it enables it.
+
+    Returns
+    -------
+    tuple of Tensor of shape (n, k) and (n, d)
+
+    Raises
+    ------
+    TypeError
+        If an argument is not of its kind.
+    ValueError
+        If x does not fit the columns, or the cotangent gives another shape than that
+        of the outputs.
+
+    Examples
+    --------
+    >>> from normalign.kernels import Gaussian
+    >>> one, kernel = torch.ones(1, 1), Gaussian(bandwidth=1.0)
+    >>> columns = Columns.of(torch.zeros(1, 1), one, kernel, metric=None)
+    >>> pull_back(one, columns, lambda outputs, rows: 2 * torch.ones_like(outputs))
+    (tensor([[0.6065]]), tensor([[-1.2131]]))
+    """
+    _require_rows(x, columns, cotangent)
+    kernel = columns.kernel
+    if not isinstance(kernel, Radial):
+        return jacobian_pull_back(
+            x,
+            cotangent,
+            outputs=columns.outputs,
+            jacobian=lambda rows: expansion_jacobian(
+                rows, columns.centers, columns.coef, kernel,
+                metric=columns.metric,
+            ),
+        )  # fmt: skip
+    placed = x - columns.shift
+    points = kernel.sides(placed, columns.metric)
+    (n, d), (m, k) = x.shape, columns.coef.shape
+    outputs, gradient = x.new_empty(n, k), x.new_empty(n, d)
+    height = _height(x, m)
+    waiting = x.new_empty(min(height, n) * m)
+    values = x.new_empty(min(height, n) * min(tile_shape(x.device)[1], m))
+    for rows in spans(n, height):
+        slopes = waiting[: (rows.stop - rows.start) * m].view(-1, m)
+        outputs[rows] = _values_and_slopes(
+            points[rows], columns, kernel, values, slopes
+        )
+        direction = _slope(cotangent, outputs[rows], rows)
+        sums = _weighted(slopes, columns, direction, values)
+        gradient[rows] = torch.addcmul(sums[:, :d], sums[:, d:], placed[rows], value=-1)
+    return outputs, pulled_back(gradient, kernel, columns.metric)
+
+
+def _require_rows(x: Tensor, columns: Columns, cotangent: Cotangent) -> None:
+    callee = "pull_back"
+    require_kind(
+        isinstance(columns, Columns), callee, "columns", "an expansion's Columns",
+        describe(columns), "Use Columns.of(centers, coef, kernel, metric=metric).",
+    )  # fmt: skip
+    require_kind(
+        callable(cotangent), callee, "cotangent", "callable", describe(cotangent)
+    )
+    centers = columns.centers
+    require_table(callee, "x", x, centers.shape[1])
+    require(
+        (x.dtype, x.device) == (centers.dtype, centers.device), callee, "x",
+        f"{str(centers.dtype)[6:]} on {centers.device}, like the centers",
+        f"{str(x.dtype)[6:]} on {x.device}",
+    )  # fmt: skip
+
+
+def _slope(cotangent: Cotangent, outputs: Tensor, rows: slice) -> Tensor:
+    """What a cotangent gives for some rows, if it is of their outputs' shape."""
+    given = cotangent(outputs, rows)
+    fits = isinstance(given, Tensor) and given.shape == outputs.shape
+    rule = f"one that gives the outputs' shape, {tuple(outputs.shape)}"
+    require(fits, "pull_back", "cotangent", rule, describe(given))
+    return given
+
+
+def _height(x: Tensor, m: int) -> int:
+    """Rows whose slopes wait at a time."""
+    cpu = x.device.type == "cpu"
+    room = (_CPU_WAITING if cpu else _DEVICE_WAITING) // (x.dtype.itemsize * max(m, 1))
+    return max(min(room, tile_shape(x.device)[0]), 1)
+
+
+def _values_and_slopes(
+    points: Sides, columns: Columns, kernel: Radial, buffer: Tensor, slopes: Tensor
+) -> Tensor:
+    """Fill the slopes of some rows to all centers; their outputs."""
+    coef, n = columns.coef, len(points)
+    total = coef.new_zeros(n, coef.shape[1])
+    for part in spans(len(coef), tile_shape(points.device)[1]):
+        tile = buffer[: n * (part.stop - part.start)].view(n, -1)
+        kernel.values_and_slopes_(points, columns.sides[part], tile, slopes[:, part])
+        total.addmm_(tile, coef[part])
+    return total
+
+
+def _weighted(
+    slopes: Tensor, columns: Columns, direction: Tensor, buffer: Tensor
+) -> Tensor:
+    """``sum_j w_j (a_j . v) (x_j, 1)`` for each row; overwrites the slopes."""
+    moments, coef = columns.moments, columns.coef
+    total = slopes.new_zeros(len(slopes), moments.shape[1])
+    for part in spans(len(coef), tile_shape(slopes.device)[1]):
+        tile = buffer[: len(slopes) * (part.stop - part.start)].view(len(slopes), -1)
+        torch.mm(direction, coef[part].T, out=tile).mul_(slopes[:, part])
+        total.addmm_(tile, moments[part])
+    return total
+
+
+@torch.no_grad()
+def jacobian_pull_back(
+    x: Tensor,
+    cotangent: Cotangent,
+    *,
+    outputs: Callable[[Tensor], Tensor],
+    jacobian: Callable[[Tensor], Tensor],
+    rows_at_once: int = 256,
+) -> tuple[Tensor, Tensor]:
+    """The same of anything that has outputs and Jacobians, a few rows at a time."""
+    found = []
+    for rows in spans(len(x), rows_at_once):
+        values = outputs(x[rows])
+        direction = _slope(cotangent, values, rows)
+        slope = torch.einsum("nkd,nk->nd", jacobian(x[rows]), direction)
+        found.append((values, slope))
+    if not found:
+        return outputs(x), torch.zeros_like(x)
+    values, slopes = zip(*found, strict=True)
+    return torch.cat(values), torch.cat(slopes)
+
+
+@dataclass(frozen=True)
+class Machine:
+    r"""A kernel expansion in a metric: what Algorithm 1 leaves behind.
+
+    .. math:: f(x) = b + \sum_j a_j \, \phi_M(x, x_j)
+
+    It computes in its own dtype, which is float64 where float32 did not do, whatever
+    the dtype of the rows that it is asked about.
+
+    Parameters
+    ----------
+    centers : Tensor of shape (m, d)
+        Not copied: who changes them in place changes the machine.
+    coef : Tensor of shape (m, k)
+    metric : Tensor of shape (d, d) or (d,)
+    kernel : Kernel
+    intercept : Tensor of shape (k,)
+    """
+
+    centers: Tensor
+    coef: Tensor
+    metric: Tensor
+    kernel: Kernel
+    intercept: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Outputs at every row, ``(n, k)``, in the machine's dtype."""
+        require_table("Machine", "x", x, self.centers.shape[1])
+        x = x.to(self.coef.dtype)
+        with full_precision(x.device):
+            return self.intercept + self._columns.outputs(x)
+
+    def jacobian(self, x: Tensor) -> Tensor:
+        """Jacobians at every row, ``(n, k, d)``, in closed form."""
+        x = x.to(self.coef.dtype)
+        with full_precision(x.device):
+            return expansion_jacobian(
+                x, self.centers, self.coef, self.kernel, metric=self.metric
+            )
+
+    @torch.no_grad()
+    def pull_back(self, x: Tensor, cotangent: Cotangent) -> tuple[Tensor, Tensor]:
+        r"""Outputs and :math:`J_x^\top v(f(x))` at every row, without Jacobians.
+
+        Parameters
+        ----------
+        cotangent : callable
+            From the outputs of some rows, and a slice that says which rows, to the
+            gradient of a loss in these outputs.
+        """
+        x = x.to(self.coef.dtype)
+        with full_precision(x.device):
+            outputs, gradient = pull_back(
+                x,
+                self._columns,
+                lambda found, rows: cotangent(found + self.intercept, rows),
+            )
+        return outputs + self.intercept, gradient
+
+    @cached_property
+    def _columns(self) -> Columns:
+        return Columns.of(self.centers, self.coef, self.kernel, metric=self.metric)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision in which it computes."""
+        return self.coef.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.coef.device
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Machine:
+        """The same machine elsewhere, or in another precision."""
+        moved = {
+            name: getattr(self, name).to(device=device, dtype=dtype)
+            for name in ("centers", "coef", "metric", "intercept")
+        }
+        return replace(self, **moved)

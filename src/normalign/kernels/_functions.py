@@ -1,8 +1,8 @@
-r"""Kernels that see through a metric, evaluated tile by tile.
+r"""Kernels under a metric, evaluated tile by tile, and checks of their arguments.
 
-A kernel of this folder is a frozen dataclass. The two *sides* of points are tables that
-a caller prepares once; any tile of the kernel matrix, or of its slopes, is then one
-small product and a few passes over a buffer that stays in cache.
+A kernel is a frozen dataclass. A caller prepares the two *sides* of its points once;
+any tile of the kernel matrix, or of its slopes, is then one small matrix product and a
+few element-wise passes over a buffer.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ __all__ = [
     "Laplace",
     "ProductLaplace",
     "Radial",
+    "require_expansion",
+    "require_points",
+    "require_table",
 ]
 
 
@@ -312,3 +315,80 @@ KERNELS: dict[str, type[Kernel]] = {
 def _require_number(callee: str, argument: str, value: object) -> None:
     kind = isinstance(value, Real) and not isinstance(value, bool)
     require_kind(kind, callee, argument, "a number", value)
+
+
+def require_table(callee: str, argument: str, x: Tensor, d: int | None = None) -> None:
+    """Complain unless an argument is a floating-point table of ``d`` columns."""
+    require_kind(
+        isinstance(x, Tensor) and x.dtype in (torch.float32, torch.float64),
+        callee,
+        argument,
+        "a float32 or float64 tensor",
+        x,
+    )
+    width = "d" if d is None else str(d)
+    fits = x.ndim == 2 and (d is None or x.shape[1] == d)
+    require(fits, callee, argument, f"of shape (n, {width})", x)
+    require(
+        not (x.requires_grad and torch.is_grad_enabled()),
+        callee,
+        argument,
+        "without requires_grad, since tiles are overwritten",
+        x,
+        "Use .detach(), jacobian() in closed form, or estimators.as_torch.",
+    )
+
+
+def require_points(
+    callee: str,
+    x: Tensor,
+    z: Tensor,
+    kernel: Kernel,
+    metric: Tensor | None,
+    *,
+    other: str = "z",
+) -> None:
+    """Complain unless two tables, a kernel and a metric fit together."""
+    require_table(callee, "x", x)
+    width = x.shape[1]
+    require_table(callee, other, z, width)
+    require_kind(
+        isinstance(kernel, Kernel), callee, "kernel", "a Kernel, as Laplace()", kernel
+    )
+    tables = {other: z} if metric is None else {other: z, "metric": metric}
+    for argument, value in tables.items():
+        require_kind(isinstance(value, Tensor), callee, argument, "a tensor", value)
+        require(
+            (value.dtype, value.device) == (x.dtype, x.device),
+            callee,
+            argument,
+            f"{str(x.dtype)[6:]} on {x.device}, like x",
+            f"{str(value.dtype)[6:]} on {value.device}",
+        )
+    require(
+        metric is None or metric.shape in {(width,), (width, width)},
+        callee,
+        "metric",
+        f"of shape ({width}, {width}), or ({width},) for a diagonal one",
+        metric,
+    )
+
+
+def require_expansion(
+    callee: str,
+    x: Tensor,
+    centers: Tensor,
+    coef: Tensor,
+    kernel: Kernel,
+    metric: Tensor | None,
+) -> None:
+    """Complain unless points and the parts of an expansion fit together."""
+    require_points(callee, x, centers, kernel, metric, other="centers")
+    require_table(callee, "coef", coef)
+    require(
+        len(coef) == len(centers) and coef.dtype == x.dtype,
+        callee,
+        "coef",
+        f"of shape ({len(centers)}, k) in {str(x.dtype)[6:]}, one row per center",
+        coef,
+    )

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from normalign._errors import complaint
-from normalign.kernels._digits import LOST_SHARE, lost_digits, lost_share
 from normalign.kernels._expansion import expansion_of_sides
 from normalign.kernels._memory import (
     FEWEST_COLUMNS,
@@ -28,6 +27,8 @@ from normalign.kernels._memory import (
     Needs,
     fits_in_double,
 )
+from normalign.kernels._precision import LOST_SHARE, lost_digits, lost_share
+from normalign.kernels._sides import spans
 from normalign.kernels._system import (
     OVERWRITTEN,
     RidgeTooSmall,
@@ -36,7 +37,6 @@ from normalign.kernels._system import (
     Spare,
     System,
 )
-from normalign.kernels._tiles import spans
 
 __all__ = ["IterativeSolution", "solve_iteratively"]
 

@@ -26,14 +26,12 @@ from torch import Tensor
 
 from normalign._errors import describe, require, require_kind
 from normalign.kernels._agop import centred_agop, cheaper_form
-from normalign.kernels._arguments import require_points, require_table
-from normalign.kernels._distances import median_distance
-from normalign.kernels._functions import Kernel
-from normalign.kernels._machine import Machine
+from normalign.kernels._distances import median_distance, sampled_rows, seeded
+from normalign.kernels._expansion import Machine
+from normalign.kernels._functions import Kernel, require_points, require_table
 from normalign.kernels._memory import Needs, available_bytes, fits_in_double
 from normalign.kernels._metric import learned
 from normalign.kernels._precision import full_precision
-from normalign.kernels._sampling import sampled_rows, seeded
 from normalign.kernels._sides import middle
 from normalign.kernels._solve import solve
 from normalign.kernels._system import Solution, Solved, Solver, System

@@ -1,25 +1,71 @@
-r"""Points as both sides of a kernel's tiles, and distances that they cannot give.
+r"""Tables of points from which kernel tiles are computed, and squared distances.
 
 .. math:: u_{ij} = (x_i - x_j)^\top M (x_i - x_j) / \ell^2
                  = s_i + s_j - 2 x_i^\top M x_j / \ell^2
 
-is one product of two tables, at the speed of products. But it is a difference of large
-numbers: of points that are near each other no digits are left. Those few pairs are
-computed again, from differences of their coordinates.
+is one matrix product of two tables. It is also a difference of large numbers, so for
+points near each other no digits are left. Those few entries are computed again from
+differences of coordinates.
+
+A large matrix is computed in tiles. On a CPU a tile has about the size of the
+second-level cache, so that the element-wise passes (square root, exponential, ...) cost
+no memory traffic. On an accelerator launches are the cost, so tiles are large.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from normalign.kernels._tiles import spans
 from normalign.kernels.cuda import kernels_for
 
-__all__ = ["NEAR", "SAME", "Sides", "mend_near_", "middle"]
+__all__ = [
+    "NEAR",
+    "SAME",
+    "Sides",
+    "mend_near_",
+    "middle",
+    "spans",
+    "square_spans",
+    "tile_shape",
+]
+
+_CPU_TILE = (512, 1024)
+_SQUARE_TILE = 1 << 17  # entries of a tile of a small square that is held whole
+_DEVICE_TILE = (8192, 16384)
+
+
+def tile_shape(device: torch.device) -> tuple[int, int]:
+    """Rows and columns of one tile."""
+    return _CPU_TILE if device.type == "cpu" else _DEVICE_TILE
+
+
+def spans(total: int, size: int) -> Iterator[slice]:
+    """Consecutive slices that cover ``range(total)``.
+
+    Examples
+    --------
+    >>> [(s.start, s.stop) for s in spans(5, 2)]
+    [(0, 2), (2, 4), (4, 5)]
+    """
+    for start in range(0, total, size):
+        yield slice(start, min(start + size, total))
+
+
+def square_spans(n: int) -> Iterator[slice]:
+    """Rows of a small square in tiles; all of them where they are few.
+
+    Examples
+    --------
+    >>> [(s.start, s.stop) for s in square_spans(300)]
+    [(0, 300)]
+    """
+    return spans(n, max(_SQUARE_TILE // max(n, 1), 32))
+
 
 # Share of the squares of two points below which their squared distance is computed
 # again. By the product its relative error would be above 1e-9, or 1e-3 in float32.

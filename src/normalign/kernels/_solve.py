@@ -1,20 +1,256 @@
-"""Who solves a machine's system: a factor where it fits, conjugate gradients elsewhere.
+r"""Solve the linear system of a machine, for one ridge or for several.
 
-*Directly*, by a Cholesky factor in place of one triangle
-(:mod:`normalign.kernels._direct`), or *iteratively*, where the triangle does not fit the
-memory that is allowed (:mod:`normalign.kernels._iterative`).
+The direct solver computes a Cholesky factor in place of one triangle
+(:mod:`normalign.kernels._triangle`), in the dtype of the data first. If float32 leaves
+the matrix indefinite, or the coefficients so large that digits are lost, it solves
+again in float64, and the machine stays in float64, because float32 would lose what
+large coefficients sum to. If that fails too, a jitter is added to the diagonal and
+reported. Where the triangle exceeds the memory limit, conjugate gradients
+(:mod:`normalign.kernels._iterative`) solve without a matrix.
+
+For many ridges and one kernel, :math:`W^{1/2} K W^{1/2} = Q \Lambda Q^\top` gives each
+solution by two products,
+
+.. math:: a(\rho) = W^{1/2} Q (\Lambda + \rho I)^{-1} Q^\top W^{1/2} y
+
+An eigendecomposition costs as much as several Cholesky factors, more of them the larger
+the matrix: on two cores 2 at 100 rows, 4 to 9 at 300, 12 to 20 at 1500
+(``benchmarks/ridges.py``). Five ridges therefore share one for small tables only.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from numbers import Real
+
+import torch
 from torch import Tensor
 
-from normalign._errors import complaint
-from normalign.kernels._direct import solve_directly
-from normalign.kernels._memory import UNASKED, Needs, available_bytes
-from normalign.kernels._system import Solution, Solver, Spare, System
+from normalign._errors import as_float, complaint, describe, require, require_kind
+from normalign.kernels._agop import finished, sum_of_squares, through_full
+from normalign.kernels._distances import kernel_matrix
+from normalign.kernels._expansion import gradients_of_slopes
+from normalign.kernels._functions import Kernel, Radial, require_table
+from normalign.kernels._memory import UNASKED, Needs, available_bytes, fits_in_double
+from normalign.kernels._metric import learned
+from normalign.kernels._precision import (
+    LOST_SHARE,
+    added_jitter,
+    lost_digits,
+    lost_share,
+)
+from normalign.kernels._sides import Sides, spans, square_spans, tile_shape
+from normalign.kernels._system import (
+    OVERWRITTEN,
+    Solution,
+    Solved,
+    Solver,
+    Spare,
+    System,
+)
+from normalign.kernels._triangle import Triangle, is_small
 
-__all__ = ["solve"]
+__all__ = [
+    "DirectSolution",
+    "ridge_path",
+    "shared_is_cheaper",
+    "solve",
+    "solve_directly",
+]
+
+_LOST_DIGITS = 32  # a pivot of that many rounding errors has no digit left to trust
+
+
+def solve_directly(
+    system: System,
+    y: Tensor,
+    *,
+    limit: int,
+    spare: Spare | None,
+    slopes: bool,
+    callee: str,
+) -> Solution:
+    """Solve by a factor in as much precision as it takes, and ``limit`` allows.
+
+    ``callee`` complains where none is enough.
+    """
+    found = _tried(system, y, limit=limit, spare=spare, slopes=slopes)
+    lost = math.inf if found is None else lost_share(found.coef, y, system.ridges)
+    single = y.dtype != torch.float64
+    again = not lost <= LOST_SHARE and single
+    if again and fits_in_double(system, y.shape[1], limit, direct=True):
+        _let_go(spare, found)
+        system, y, spare = system.to(torch.float64), y.double(), None
+        found = _tried(system, y, limit=limit, spare=None, slopes=slopes)
+        if found is not None:
+            lost = lost_share(found.coef, y, system.ridges)
+            system.release()  # who goes on in float64 has a system of its own
+    if found is None:
+        _let_go(spare)
+        return _with_jitter(system, _allocated(system, limit), y, callee)
+    if lost > LOST_SHARE:
+        caution = lost_digits(lost, y.dtype)
+        found.solved = replace(found.solved, caution=caution)
+    return found
+
+
+def _let_go(spare: Spare | None, found: Solution | None = None) -> None:
+    """Free memory to which callers, and who keeps an iteration, still refer."""
+    for one in (spare, None if found is None else found.spare):
+        if one is not None:
+            one.release()
+
+
+def _tried(
+    system: System, y: Tensor, *, limit: int, spare: Spare | None, slopes: bool
+) -> DirectSolution | None:
+    """The solution in the system's precision; None if that leaves it indefinite."""
+    if isinstance(spare, Triangle):
+        triangle = spare
+    else:
+        _let_go(spare)
+        triangle = _allocated(system, limit)
+    _make_room(triangle, system, slopes)
+    if not _factorise(system, triangle):
+        return None
+    solved = Solved("cholesky", system.points.dtype)
+    return _finished(triangle, y, solved, system)
+
+
+class DirectSolution:
+    """A solution that keeps its factor until the next solve overwrites it."""
+
+    def __init__(
+        self, coef: Tensor, solved: Solved, triangle: Triangle, system: System
+    ) -> None:
+        self.coef = coef
+        self.solved = solved
+        self.triangle = triangle
+        self.spare: Spare = triangle
+        self._system = system
+        self._forgotten = False
+
+    def forget(self) -> None:
+        """Take no more questions about the inverse."""
+        self._forgotten = True
+
+    def inverse_diagonal(self, rows: Tensor) -> Tensor:
+        """Entries of the diagonal of the inverse: columns of ``L^{-1}``, squared."""
+        if self._forgotten:
+            raise RuntimeError(OVERWRITTEN)
+        n, found = len(self.triangle), [self.coef.new_empty(0)]
+        # some columns at a time, in the memory of a tile
+        for some in rows.split(max(math.prod(tile_shape(rows.device)) // n, 64)):
+            unit = _unit_columns(self.triangle.panels[0], n, some)
+            found.append(self.triangle.half_solve_(unit).square_().sum(0))
+        return torch.cat(found).to(self.coef.dtype)
+
+    def next_metric(self, weights: Tensor | None) -> Tensor | None:
+        """From the slopes, if they were kept."""
+        if self.triangle.slopes is None:
+            return None
+        kernel, metric = self._system.kernel, self._system.metric
+        points = through_full(self._system.points, kernel, metric)
+        gradients = gradients_of_slopes(points, self.coef, self.triangle.slopes)
+        diagonal = metric is not None and metric.ndim == 1
+        total = sum_of_squares(
+            gradients, torch.zeros_like(points[0]), weights, diagonal
+        )
+        return learned(finished(total, kernel, metric))
+
+
+def _unit_columns(like: Tensor, n: int, rows: Tensor) -> Tensor:
+    unit = like.new_zeros(n, len(rows))
+    unit[rows, torch.arange(len(rows), device=rows.device)] = 1
+    return unit
+
+
+def _allocated(system: System, limit: int) -> Triangle:
+    """Memory for a factor: a square and its slopes where they are small."""
+    points = system.points
+    n, dtype, device = len(points), points.dtype, points.device
+    needed = Needs.of(system, 1).base + 2 * n * n * dtype.itemsize
+    whole = is_small(n, device) and needed <= limit
+    return Triangle(n, dtype=dtype, device=device, whole=whole)
+
+
+def _make_room(triangle: Triangle, system: System, slopes: bool) -> None:
+    radial, cpu = isinstance(system.kernel, Radial), system.points.device.type == "cpu"
+    if not (triangle.whole and slopes and radial and cpu):
+        triangle.slopes = None
+    elif triangle.slopes is None:
+        triangle.slopes = torch.empty_like(triangle.panels[0])
+
+
+def _with_jitter(
+    system: System, triangle: Triangle, y: Tensor, callee: str
+) -> DirectSolution:
+    dtype = system.points.dtype
+    jitter = 10 * torch.finfo(dtype).eps * len(system.points) ** 0.5
+    while not _factorise(system, triangle, jitter=jitter):
+        jitter *= 10
+        if not jitter < 1:
+            raise ValueError(
+                complaint(
+                    callee,
+                    "rows",
+                    "finite, with distances that the dtype can tell apart",
+                    f"a kernel matrix that stays indefinite with {jitter:g} added",
+                    "Scale the columns, or raise ridge.",
+                )
+            )
+    caution = added_jitter(jitter, dtype)
+    solved = Solved("cholesky", dtype, jitter=jitter, caution=caution)
+    return _finished(triangle, y, solved, system)
+
+
+def _finished(
+    triangle: Triangle, y: Tensor, solved: Solved, system: System
+) -> DirectSolution:
+    return DirectSolution(triangle.solve_(y.clone()), solved, triangle, system)
+
+
+def _factorise(system: System, triangle: Triangle, *, jitter: float = 0.0) -> bool:
+    fill_(triangle, system)
+    triangle.add_diagonal_(system.ridges + jitter if jitter else system.ridges)
+    if not triangle.factorise_():
+        return False
+    smallest = float(triangle.diagonal().min()) ** 2  # NaN, if there is one
+    # A jitter is the last resort.
+    return smallest > (0 if jitter > 0 else _smallest_pivot(system.points.dtype))
+
+
+def _smallest_pivot(dtype: torch.dtype) -> float:
+    """Below which a factor is not trusted; after float64 there is nowhere to go."""
+    return 0.0 if dtype == torch.float64 else _LOST_DIGITS * torch.finfo(dtype).eps
+
+
+def fill_(triangle: Triangle, system: System) -> None:
+    """Write a system's kernel matrix into a triangle, tile by tile."""
+    sides = system.sides
+    if triangle.whole:
+        _fill_whole_(triangle, system.kernel, sides)
+        return
+    height, _ = tile_shape(sides.device)
+    for start, panel in zip(triangle.edges, triangle.panels, strict=False):
+        other = sides[start : start + panel.shape[1]]
+        for rows in spans(len(panel), height):
+            system.kernel.values_(sides[start:][rows], other, panel[rows])
+
+
+def _fill_whole_(triangle: Triangle, kernel: Kernel, sides: Sides) -> None:
+    """The same where a square is held; only up to the diagonal's tile."""
+    (square,), slopes = triangle.panels, triangle.slopes
+    atonce = sides.device.type != "cpu"
+    for rows in [slice(0, len(square))] if atonce else square_spans(len(square)):
+        upto = slice(0, rows.stop)
+        tile, part, other = square[rows, upto], sides[rows], sides[upto]
+        if slopes is not None and isinstance(kernel, Radial):
+            kernel.values_and_slopes_(part, other, tile, slopes[rows, upto])
+        else:
+            kernel.values_(part, other, tile)
 
 
 def solve(
@@ -70,3 +306,114 @@ def _unasked_limit(system: System, needed: int, spare: Spare | None) -> int:
     if needed < UNASKED:
         return UNASKED
     return available_bytes(system.points.device) + (0 if spare is None else needed)
+
+
+_EPS = torch.finfo(torch.float64).eps
+_SQUARES = 6  # of float64, of which an eigendecomposition is made
+
+
+def shared_is_cheaper(n: int, n_ridges: int) -> bool:
+    """Whether one eigendecomposition costs less than a Cholesky factor per ridge.
+
+    A simple law for measured times; see the module.
+
+    Examples
+    --------
+    >>> shared_is_cheaper(100, 5), shared_is_cheaper(2500, 5)
+    (True, False)
+    """
+    return n_ridges > 0.032 * n**0.9
+
+
+def ridge_path(
+    system: System,
+    y: Tensor,
+    ridges: Sequence[float],
+    *,
+    solver: Solver | None = None,
+) -> Iterator[tuple[Tensor, Solved]]:
+    """Return the coefficients for each ridge one by one, and how they were found.
+
+    Parameters
+    ----------
+    system : System
+        Its own ``ridges`` are taken relative to one another only: a ridge here
+        multiplies them. With ones they are the ridges themselves.
+    y : Tensor of shape (n, k)
+    ridges : sequence of float
+    solver : Solver, optional
+        A solver that is named is used for each; "auto" may share a factorisation.
+
+    Returns
+    -------
+    iterator of (Tensor of shape (n, k), Solved)
+
+    Raises
+    ------
+    TypeError
+        If an argument is not of its kind.
+    ValueError
+        If there are not as many targets as points, or a ridge is not positive.
+    """
+    callee, values = "ridge_path", _checked_ridges(ridges)
+    kind = isinstance(system, System)
+    require_kind(kind, callee, "system", "a System", describe(system))
+    require_table(callee, "y", y)
+    n = len(system.points)
+    require(len(y) == n, callee, "y", f"of shape ({n}, k)", y)
+    named = solver is None or isinstance(solver, Solver)
+    require_kind(named, callee, "solver", "a Solver or None", describe(solver))
+    return _path(system, y, values, solver or Solver(callee=callee))
+
+
+def _checked_ridges(ridges: Sequence[float]) -> list[float]:
+    several = isinstance(ridges, Iterable) and getattr(ridges, "ndim", 1) == 1
+    told = describe(ridges)
+    kind = "a sequence of numbers"
+    require_kind(several, "ridge_path", "ridges", kind, told)
+    values = [one.item() if isinstance(one, Tensor) else one for one in ridges]
+    numbers = all(isinstance(one, Real) for one in values)
+    require_kind(numbers, "ridge_path", "ridges", kind, told)
+    positive = all(0 < as_float(one) < math.inf for one in values)
+    require(positive, "ridge_path", "ridges", "positive and finite", told)
+    return [float(one) for one in values]
+
+
+def _path(
+    system: System, y: Tensor, ridges: list[float], solver: Solver
+) -> Iterator[tuple[Tensor, Solved]]:
+    if solver.name == "auto" and shared_is_cheaper(len(y), len(ridges)):
+        limit = solver.memory_limit or available_bytes(system.points.device)
+        if _SQUARES * 8 * len(y) ** 2 <= limit:
+            yield from _shared(system, y, ridges)
+            return
+    for ridge in ridges:
+        one = solve(replace(system, ridges=system.ridges * ridge), y, solver)
+        yield one.coef, one.solved
+
+
+def _shared(
+    system: System, y: Tensor, ridges: Sequence[float]
+) -> Iterator[tuple[Tensor, Solved]]:
+    """In float64: these are small tables, and small ridges are to lose no digits.
+
+    Coefficients go back to the precision of the targets unless they are too large for
+    it, as those of other solvers do.
+    """
+    exact = system.to(torch.float64)
+    scale = exact.ridges.rsqrt()[:, None]
+    matrix = kernel_matrix(
+        exact.points, exact.points, exact.kernel, metric=exact.metric
+    )
+    spectrum, axes = torch.linalg.eigh(matrix.mul_(scale).mul_(scale.T))
+    inner = axes.T @ (scale * y)
+    smallest, noise = float(spectrum[0]), _EPS * len(y) * float(spectrum[-1])
+    for ridge in ridges:
+        jitter = 0.0 if smallest + ridge > noise else noise - min(smallest, 0.0)
+        coef = scale * (axes @ (inner / (spectrum + ridge + jitter)[:, None]))
+        caution = added_jitter(jitter, torch.float64) if jitter else ""
+        if lost_share(coef, y, exact.ridges) <= LOST_SHARE:
+            coef = coef.to(y.dtype)
+        elif (lost := lost_share(coef, y.double(), exact.ridges)) > LOST_SHARE:
+            caution = caution or lost_digits(lost, torch.float64)
+        yield coef, Solved("eigh", coef.dtype, jitter=jitter, caution=caution)
