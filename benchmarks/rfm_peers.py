@@ -345,7 +345,7 @@ def one_iteration(x: Tensor, y: Tensor, kernel: Any) -> tuple[list[float], Tenso
     points = x - middle(x)
     metric = torch.eye(x.shape[1], device=x.device)
     system = System(points, kernel, metric, torch.full_like(x[:, 0], RIDGE))
-    held = _solve._allocated(system, 1 << 60)
+    held = _solve._allocate(system, 1 << 60)
     ticks = []
 
     def tick() -> None:

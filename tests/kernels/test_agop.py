@@ -230,9 +230,9 @@ def test_few_near_rows_are_taken_by_gradients_and_the_others_by_pairs(monkeypatc
     x, coef = points(60, 30), points(60, 40, seed=1)
     x[1] = x[0] + 1e-9
     taken = []
-    original = _agop._paired
+    original = _agop._sum_over_pairs
     monkeypatch.setattr(
-        _agop, "_paired",
+        _agop, "_sum_over_pairs",
         lambda rows, *rest: taken.append(len(rows)) or original(rows, *rest),
     )  # fmt: skip
     for kernel in RADIAL:

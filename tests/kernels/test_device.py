@@ -193,7 +193,7 @@ def test_a_solution_is_that_of_the_square(n, k):
     wanted = torch.linalg.solve(matrix, right)
     found = held.solve_(right.float().cuda())
     assert (found.double().cpu() - wanted).norm() < 1e-4 * n**0.5 * wanted.norm()
-    assert held._solved_by_kernel_(right.float().cuda()) == (k < 5)
+    assert held._solve_by_kernel_(right.float().cuda()) == (k < 5)
 
 
 @pytest.mark.parametrize("spread", [1.0, 1e4, 1e9])

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from normalign.kernels import KERNELS, _memory, estimate_memory
 from normalign.kernels._memory import (
-    UNASKED,
+    SMALL_BYTES,
     Needs,
     available_bytes,
     free_bytes,
-    is_little,
+    is_small_fit,
 )
 
 MEASURE = """
@@ -116,8 +116,8 @@ def test_devices_that_torch_does_not_know_are_refused(device):
 def test_what_is_little_takes_little(shape, kernel, diagonal):
     device = torch.device("cpu")
     needs = Needs(*shape, torch.float64, device, KERNELS[kernel](), diagonal=diagonal)
-    little = max(needs.direct, needs.iterative(1)) < UNASKED
-    assert little or not is_little(*shape)
+    little = max(needs.direct, needs.iterative(1)) < SMALL_BYTES
+    assert little or not is_small_fit(*shape)
 
 
 def test_some_memory_is_free():

@@ -18,7 +18,7 @@ from normalign.kernels import (
     recursions,
 )
 from normalign.kernels._agop import centred_agop
-from normalign.kernels._distances import seeded
+from normalign.kernels._distances import new_generator
 from tests.kernels import transcription
 from tests.kernels.cases import DOUBLE, KERNELS, METRICS, metric, points
 
@@ -296,9 +296,9 @@ def test_a_resampled_update_counts_rows_as_often_as_they_are_drawn():
     x, y = points(30, 4), points(30, 2, seed=1)
     settings = {"kernel": Laplace(2.0), "ridge": 0.1, "metric": torch.eye(4).double()}
     first, second = recursions(
-        x, y, n_iter=1, resampled=True, generator=seeded(3), **settings
+        x, y, n_iter=1, resampled=True, generator=new_generator(3), **settings
     )
-    drawn = torch.randint(30, (30,), generator=seeded(3))
+    drawn = torch.randint(30, (30,), generator=new_generator(3))
     expected = sum(
         jacobian.T @ jacobian for jacobian in first.machine.jacobian(x)[drawn]
     )
@@ -312,11 +312,12 @@ def test_rows_that_are_drawn_keep_their_weights(resampled):
     weights = torch.linspace(0.5, 3, 30, dtype=DOUBLE)
     first, second = recursions(
         x, y, kernel=Laplace(2.0), ridge=0.1, metric=torch.eye(4).double(), n_iter=1,
-        weights=weights, agop_samples=12, resampled=resampled, generator=seeded(3),
+        weights=weights, agop_samples=12, resampled=resampled,
+        generator=new_generator(3),
     )  # fmt: skip
-    drawn = torch.randint(30, (12,), generator=seeded(3))
+    drawn = torch.randint(30, (12,), generator=new_generator(3))
     if not resampled:
-        drawn = torch.randperm(30, generator=seeded(3))[:12]
+        drawn = torch.randperm(30, generator=new_generator(3))[:12]
     jacobians = first.machine.jacobian(x)[drawn]
     expected = torch.einsum("n,nkd,nke->de", weights[drawn], jacobians, jacobians)
     torch.testing.assert_close(second.machine.metric, expected * (4 / expected.trace()))

@@ -21,7 +21,7 @@ import torch
 from joblib.parallel import get_active_backend
 from threadpoolctl import threadpool_limits
 
-from normalign.kernels._memory import UNASKED, available_bytes
+from normalign.kernels._memory import SMALL_BYTES, available_bytes
 
 __all__ = [
     "Clock",
@@ -121,7 +121,7 @@ def memory_share(
     if n_jobs == 1:
         return limit
     if limit is None:
-        return max(available_bytes(torch.device(device)) // n_jobs, UNASKED)
+        return max(available_bytes(torch.device(device)) // n_jobs, SMALL_BYTES)
     return max(limit // n_jobs, 1)
 
 

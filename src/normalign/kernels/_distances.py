@@ -13,8 +13,8 @@ from normalign.kernels._sides import middle
 __all__ = [
     "kernel_matrix",
     "median_distance",
+    "new_generator",
     "sampled_rows",
-    "seeded",
 ]
 
 
@@ -77,7 +77,7 @@ def median_distance(
     """
     require_points("median_distance", x, x, kernel, metric)
     if len(x) > sample:
-        rows = sampled_rows(len(x), sample, generator or seeded()).to(x.device)
+        rows = sampled_rows(len(x), sample, generator or new_generator()).to(x.device)
         x = x[rows]
         weights = None if weights is None else weights[rows]
     x = x - middle(x)
@@ -98,7 +98,7 @@ def median_distance(
     return float(values[half]) * kernel.bandwidth
 
 
-def seeded(seed: int = 0) -> torch.Generator:
+def new_generator(seed: int = 0) -> torch.Generator:
     """A generator of one's own: no draw here touches the global one."""
     return torch.Generator().manual_seed(seed)
 

@@ -25,7 +25,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from normalign._errors import complaint, describe, require, require_kind
+from normalign._errors import describe
 from normalign.kernels._functions import (
     Kernel,
     ProductLaplace,
@@ -48,17 +48,17 @@ __all__ = [
     "Columns",
     "Cotangent",
     "Machine",
+    "apply_factor",
     "expansion",
     "expansion_jacobian",
     "gradients_of_slopes",
     "jacobian_pull_back",
     "pull_back",
-    "pulled_back",
     "raw_gradients",
 ]
 
-_COLUMNS = 1 << 24  # entries of a table of outer products a_j (x_j, 1)^T held at once
-_PAIRS = 1 << 22  # entries of the gradients of near pairs held at once
+_COLUMNS = 1 << 24  # entries of a table of outer products a_j (x_j, 1)^T at a time
+_PAIRS = 1 << 22  # entries of the gradients of near pairs at a time
 
 
 def expansion(
@@ -71,7 +71,7 @@ def expansion(
 ) -> Tensor:
     r"""Return :math:`f(x) = \sum_j a_j \phi_M(x, x_j)` for every row.
 
-    The kernel matrix is never held: one tile at a time is filled and multiplied.
+    The kernel matrix is never stored: one tile at a time is filled and multiplied.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ def expansion_jacobian(
     for outputs in spans(k, outputs_at_once(len(centers), d)):
         for rows, part in raw_gradients(x, centers, coef[:, outputs], kernel, sides):
             jacobian[rows, outputs] = part
-    return pulled_back(jacobian, kernel, metric)
+    return apply_factor(jacobian, kernel, metric)
 
 
 def outputs_at_once(n_centers: int, d: int) -> int:
@@ -153,7 +153,7 @@ def outputs_at_once(n_centers: int, d: int) -> int:
     return max(_COLUMNS // max(n_centers * (d + 1), 1), 1)
 
 
-def pulled_back(gradients: Tensor, kernel: Kernel, metric: Tensor | None) -> Tensor:
+def apply_factor(gradients: Tensor, kernel: Kernel, metric: Tensor | None) -> Tensor:
     """Raw gradients times what every one of them shares: the metric, the bandwidth."""
     if isinstance(kernel, ProductLaplace):
         root = None if metric is None else metric_root(metric)
@@ -168,7 +168,7 @@ def raw_gradients(
     kernel: Kernel,
     sides: tuple[Sides, Sides],
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Yield ``(rows, gradients)``: the Jacobians before :func:`pulled_back`.
+    """Yield ``(rows, gradients)``: the Jacobians before :func:`apply_factor`.
 
     ``gradients`` has shape ``(rows, k, d)``. Both tables should be centred: the
     differences ``x_j - x`` come out of a cancellation. ``sides`` are the kernel's, of
@@ -180,7 +180,8 @@ def raw_gradients(
         yield from _product_gradients(coef, kernel, *sides)
     else:
         raise TypeError(
-            complaint("raw_gradients", "kernel", "Radial or ProductLaplace", kernel)
+            "raw_gradients: kernel must be Radial or ProductLaplace, "
+            f"got {describe(kernel)}."
         )
 
 
@@ -318,7 +319,7 @@ def _add_near_(
 # From the outputs of some rows, (r, k), and which rows they are, to (r, k).
 Cotangent = Callable[[Tensor, slice], Tensor]
 
-# Bytes of slopes that wait.
+# Bytes of the slopes that are stored until the cotangents are known.
 _CPU_WAITING, _DEVICE_WAITING = 1 << 25, 1 << 31
 
 
@@ -438,40 +439,44 @@ def pull_back(
             points[rows], columns, kernel, values, slopes
         )
         direction = _slope(cotangent, outputs[rows], rows)
-        sums = _weighted(slopes, columns, direction, values)
+        sums = _weighted_sum(slopes, columns, direction, values)
         gradient[rows] = torch.addcmul(sums[:, :d], sums[:, d:], placed[rows], value=-1)
-    return outputs, pulled_back(gradient, kernel, columns.metric)
+    return outputs, apply_factor(gradient, kernel, columns.metric)
 
 
 def _require_rows(x: Tensor, columns: Columns, cotangent: Cotangent) -> None:
-    callee = "pull_back"
-    require_kind(
-        isinstance(columns, Columns), callee, "columns", "an expansion's Columns",
-        describe(columns), "Use Columns.of(centers, coef, kernel, metric=metric).",
-    )  # fmt: skip
-    require_kind(
-        callable(cotangent), callee, "cotangent", "callable", describe(cotangent)
-    )
+    if not isinstance(columns, Columns):
+        raise TypeError(
+            "pull_back: columns must be an expansion's Columns, got "
+            f"{describe(columns)}. Use Columns.of(centers, coef, kernel, "
+            "metric=metric)."
+        )
+    if not callable(cotangent):
+        raise TypeError(
+            f"pull_back: cotangent must be callable, got {describe(cotangent)}."
+        )
     centers = columns.centers
-    require_table(callee, "x", x, centers.shape[1])
-    require(
-        (x.dtype, x.device) == (centers.dtype, centers.device), callee, "x",
-        f"{str(centers.dtype)[6:]} on {centers.device}, like the centers",
-        f"{str(x.dtype)[6:]} on {x.device}",
-    )  # fmt: skip
+    require_table("pull_back", "x", x, centers.shape[1])
+    if (x.dtype, x.device) != (centers.dtype, centers.device):
+        raise ValueError(
+            f"pull_back: x must be {str(centers.dtype)[6:]} on {centers.device}, like "
+            f"the centers, got {str(x.dtype)[6:]} on {x.device}."
+        )
 
 
 def _slope(cotangent: Cotangent, outputs: Tensor, rows: slice) -> Tensor:
     """What a cotangent gives for some rows, if it is of their outputs' shape."""
     given = cotangent(outputs, rows)
-    fits = isinstance(given, Tensor) and given.shape == outputs.shape
-    rule = f"one that gives the outputs' shape, {tuple(outputs.shape)}"
-    require(fits, "pull_back", "cotangent", rule, describe(given))
+    if not isinstance(given, Tensor) or given.shape != outputs.shape:
+        raise ValueError(
+            "pull_back: cotangent must be one that gives the outputs' shape, "
+            f"{tuple(outputs.shape)}, got {describe(given)}."
+        )
     return given
 
 
 def _height(x: Tensor, m: int) -> int:
-    """Rows whose slopes wait at a time."""
+    """Rows whose slopes are stored at a time."""
     cpu = x.device.type == "cpu"
     room = (_CPU_WAITING if cpu else _DEVICE_WAITING) // (x.dtype.itemsize * max(m, 1))
     return max(min(room, tile_shape(x.device)[0]), 1)
@@ -490,7 +495,7 @@ def _values_and_slopes(
     return total
 
 
-def _weighted(
+def _weighted_sum(
     slopes: Tensor, columns: Columns, direction: Tensor, buffer: Tensor
 ) -> Tensor:
     """``sum_j w_j (a_j . v) (x_j, 1)`` for each row; overwrites the slopes."""
@@ -531,13 +536,13 @@ class Machine:
 
     .. math:: f(x) = b + \sum_j a_j \, \phi_M(x, x_j)
 
-    It computes in its own dtype, which is float64 where float32 did not do, whatever
-    the dtype of the rows that it is asked about.
+    It computes in its own dtype, whatever the dtype of its inputs: in float64 if
+    float32 was not accurate enough for the fit.
 
     Parameters
     ----------
     centers : Tensor of shape (m, d)
-        Not copied: who changes them in place changes the machine.
+        Not copied: changing them in place changes the machine.
     coef : Tensor of shape (m, k)
     metric : Tensor of shape (d, d) or (d,)
     kernel : Kernel

@@ -16,9 +16,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from normalign._errors import require, require_kind
+from normalign._errors import describe
 from normalign.kernels._metric import metric_root, through_metric
-from normalign.kernels._sides import NEAR, SAME, Sides, mend_near_
+from normalign.kernels._sides import NEAR, SAME, Sides, recompute_near_
 from normalign.kernels.cuda import Kernels, kernels_for
 
 __all__ = [
@@ -49,14 +49,12 @@ class Kernel(ABC):
     def __post_init__(self) -> None:
         callee = type(self).__name__
         _require_number(callee, "bandwidth", self.bandwidth)
-        require(
-            # its square must be a number, too
-            1e-150 < self.bandwidth < 1e150,
-            callee,
-            "bandwidth",
-            "positive and finite (1e-150 to 1e150)",
-            self.bandwidth,
-        )
+        # its square must be a number, too
+        if not 1e-150 < self.bandwidth < 1e150:
+            raise ValueError(
+                f"{callee}: bandwidth must be positive and finite (1e-150 to 1e150), "
+                f"got {describe(self.bandwidth)}."
+            )
 
     def rescaled(self, factor: float) -> Self:
         """The same kernel with its bandwidth multiplied."""
@@ -112,7 +110,7 @@ class Radial(Kernel):
         The gradient of the kernel in its first argument is
         :math:`w \, M (z - x) / \ell^2`. At :math:`u = 0` it is zero or, where the
         kernel has a kink, taken to be zero: a point's own term never counts, and
-        neither does that of a point which only rounding tells from it.
+        neither does that of a point which differs from it by rounding only.
         """
         # At infinity every slope is exactly zero, so that is where u = 0 goes.
         squared = self._squared_(rows, columns, out)
@@ -136,14 +134,15 @@ class Radial(Kernel):
             return slopes
         limits = rows.left[:, -2] * (2 * SAME[slopes.dtype])
         most = self.slope_(limits, torch.empty_like(limits))
-        # a device must not be asked
+        # reading the result would make a device wait
         if slopes.device.type == "cpu" and bool(slopes.amax() <= most.amin()):
             return slopes
         return slopes.masked_fill_(slopes > most[:, None], 0.0)
 
     def _squared_(self, rows: Sides, columns: Sides, out: Tensor) -> Tensor:
         """Squared distances; not above zero at a point's duplicates."""
-        return mend_near_(torch.mm(rows.left, columns.right.T, out=out), rows, columns)
+        squared = torch.mm(rows.left, columns.right.T, out=out)
+        return recompute_near_(squared, rows, columns)
 
     @abstractmethod
     def _profile_(self, squared: Tensor) -> Tensor: ...
@@ -182,9 +181,10 @@ class Laplace(Radial):
         super().__post_init__()
         _require_number("Laplace", "exponent", self.exponent)
         # Beyond 2 the function is not positive definite.
-        require(
-            0 < self.exponent <= 2, "Laplace", "exponent", "in (0, 2]", self.exponent
-        )
+        if not 0 < self.exponent <= 2:
+            raise ValueError(
+                f"Laplace: exponent must be in (0, 2], got {describe(self.exponent)}."
+            )
 
     def values_and_slopes_(
         self, rows: Sides, columns: Sides, values: Tensor, slopes: Tensor
@@ -266,7 +266,7 @@ class ProductLaplace(Kernel):
     .. math:: \exp\bigl(-\|M^{1/2} (x - z)\|_1 / \ell\bigr)
 
     With the symmetric root of the metric. Unlike the radial kernels it knows the
-    axes, which suits tables whose columns mean something each.
+    axes, which suits tables in which each column has a meaning of its own.
 
     Examples
     --------
@@ -312,31 +312,24 @@ KERNELS: dict[str, type[Kernel]] = {
 }
 
 
-def _require_number(callee: str, argument: str, value: object) -> None:
-    kind = isinstance(value, Real) and not isinstance(value, bool)
-    require_kind(kind, callee, argument, "a number", value)
-
-
 def require_table(callee: str, argument: str, x: Tensor, d: int | None = None) -> None:
-    """Complain unless an argument is a floating-point table of ``d`` columns."""
-    require_kind(
-        isinstance(x, Tensor) and x.dtype in (torch.float32, torch.float64),
-        callee,
-        argument,
-        "a float32 or float64 tensor",
-        x,
-    )
-    width = "d" if d is None else str(d)
-    fits = x.ndim == 2 and (d is None or x.shape[1] == d)
-    require(fits, callee, argument, f"of shape (n, {width})", x)
-    require(
-        not (x.requires_grad and torch.is_grad_enabled()),
-        callee,
-        argument,
-        "without requires_grad, since tiles are overwritten",
-        x,
-        "Use .detach(), jacobian() in closed form, or estimators.as_torch.",
-    )
+    """Raise unless an argument is a floating-point table of ``d`` columns."""
+    if not (isinstance(x, Tensor) and x.dtype in (torch.float32, torch.float64)):
+        raise TypeError(
+            f"{callee}: {argument} must be a float32 or float64 tensor, "
+            f"got {describe(x)}."
+        )
+    if x.ndim != 2 or (d is not None and x.shape[1] != d):
+        raise ValueError(
+            f"{callee}: {argument} must be of shape (n, {'d' if d is None else d}), "
+            f"got {describe(x)}."
+        )
+    if x.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{callee}: {argument} must be without requires_grad, since tiles are "
+            f"overwritten, got {describe(x)}. Use .detach(), jacobian() in closed "
+            "form, or estimators.as_torch."
+        )
 
 
 def require_points(
@@ -348,30 +341,30 @@ def require_points(
     *,
     other: str = "z",
 ) -> None:
-    """Complain unless two tables, a kernel and a metric fit together."""
+    """Raise unless two tables, a kernel and a metric fit together."""
     require_table(callee, "x", x)
     width = x.shape[1]
     require_table(callee, other, z, width)
-    require_kind(
-        isinstance(kernel, Kernel), callee, "kernel", "a Kernel, as Laplace()", kernel
-    )
+    if not isinstance(kernel, Kernel):
+        raise TypeError(
+            f"{callee}: kernel must be a Kernel, as Laplace(), got {describe(kernel)}."
+        )
     tables = {other: z} if metric is None else {other: z, "metric": metric}
     for argument, value in tables.items():
-        require_kind(isinstance(value, Tensor), callee, argument, "a tensor", value)
-        require(
-            (value.dtype, value.device) == (x.dtype, x.device),
-            callee,
-            argument,
-            f"{str(x.dtype)[6:]} on {x.device}, like x",
-            f"{str(value.dtype)[6:]} on {value.device}",
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"{callee}: {argument} must be a tensor, got {describe(value)}."
+            )
+        if (value.dtype, value.device) != (x.dtype, x.device):
+            raise ValueError(
+                f"{callee}: {argument} must be {str(x.dtype)[6:]} on {x.device}, like "
+                f"x, got {str(value.dtype)[6:]} on {value.device}."
+            )
+    if metric is not None and metric.shape not in {(width,), (width, width)}:
+        raise ValueError(
+            f"{callee}: metric must be of shape ({width}, {width}), or ({width},) for "
+            f"a diagonal one, got {describe(metric)}."
         )
-    require(
-        metric is None or metric.shape in {(width,), (width, width)},
-        callee,
-        "metric",
-        f"of shape ({width}, {width}), or ({width},) for a diagonal one",
-        metric,
-    )
 
 
 def require_expansion(
@@ -382,13 +375,18 @@ def require_expansion(
     kernel: Kernel,
     metric: Tensor | None,
 ) -> None:
-    """Complain unless points and the parts of an expansion fit together."""
+    """Raise unless points and the parts of an expansion fit together."""
     require_points(callee, x, centers, kernel, metric, other="centers")
     require_table(callee, "coef", coef)
-    require(
-        len(coef) == len(centers) and coef.dtype == x.dtype,
-        callee,
-        "coef",
-        f"of shape ({len(centers)}, k) in {str(x.dtype)[6:]}, one row per center",
-        coef,
-    )
+    if len(coef) != len(centers) or coef.dtype != x.dtype:
+        raise ValueError(
+            f"{callee}: coef must be of shape ({len(centers)}, k) in "
+            f"{str(x.dtype)[6:]}, one row per center, got {describe(coef)}."
+        )
+
+
+def _require_number(callee: str, argument: str, value: object) -> None:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(
+            f"{callee}: {argument} must be a number, got {describe(value)}."
+        )

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from normalign._errors import complaint, require, require_kind
+from normalign._errors import describe
 from normalign.kernels._agop import cheaper_form
 from normalign.kernels._functions import KERNELS, Kernel, ProductLaplace
 from normalign.kernels._sides import tile_shape
@@ -27,7 +27,7 @@ from normalign.kernels._triangle import strip_bytes, triangle_bytes
 __all__ = [
     "FEWEST_COLUMNS",
     "LARGEST_RANK",
-    "UNASKED",
+    "SMALL_BYTES",
     "VECTORS",
     "Needs",
     "available_bytes",
@@ -35,13 +35,13 @@ __all__ = [
     "estimate_memory",
     "fits_in_double",
     "free_bytes",
-    "is_little",
+    "is_small_fit",
     "iterative_bytes",
 ]
 
-UNASKED = 1 << 26  # bytes for which nobody is asked what is free
+SMALL_BYTES = 1 << 26  # a fit that needs less does not query free memory
 LARGEST_RANK = 2000  # of a preconditioner, unless another is asked for
-FEWEST_COLUMNS = 16  # that conjugate gradients can solve for at once, if so many wait
+FEWEST_COLUMNS = 16  # conjugate gradients solve for up to so many at once
 VECTORS = 16  # of a column's length that they hold, and some more
 _SAMPLED = 20_000  # rows beyond which gradients are taken at some
 _SHARE = 0.8  # of what is free; the rest is for whoever else runs here
@@ -53,28 +53,28 @@ def available_bytes(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         # memory_reserved and memory_allocated flatten all statistics, each for itself;
         # there are none before anything was allocated
-        told = torch.cuda.memory.memory_stats_as_nested_dict(device)
+        stats = torch.cuda.memory.memory_stats_as_nested_dict(device)
         held = {
-            name: told[name]["all"]["current"]
+            name: stats[name]["all"]["current"]
             for name in ("reserved_bytes", "allocated_bytes")
-            if name in told
+            if name in stats
         }
         cached = held.get("reserved_bytes", 0) - held.get("allocated_bytes", 0)
         return int(_SHARE * (free + cached))
     return int(_SHARE * free_bytes())
 
 
-def is_little(n: int, d: int, k: int) -> bool:
-    """Whether a table is so small that nobody is asked for the memory of its fit."""
-    return 320 * (n + d + k + 20) ** 2 + 64 * n * (d + 1) * k < UNASKED
+def is_small_fit(n: int, d: int, k: int) -> bool:
+    """Whether a fit surely needs less than `SMALL_BYTES`."""
+    return 320 * (n + d + k + 20) ** 2 + 64 * n * (d + 1) * k < SMALL_BYTES
 
 
 @dataclass(frozen=True)
 class Needs:
     """What a fit needs above its data, in bytes, by its sizes.
 
-    All that is alive at one time at the worst, with what torch and its libraries make
-    on the way. Tests measure it.
+    The peak of all tensors alive at one time, with the temporaries of torch and its
+    libraries. Tests measure it.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ class Needs:
 
     @classmethod
     def of(cls, system: System, k: int, dtype: torch.dtype | None = None) -> Needs:
-        """Those of a system with that many outputs; in another precision, if given."""
+        """The needs of a system with ``k`` outputs, in another precision if given."""
         points, metric = system.points, system.metric
         return cls(
             points.shape[0], points.shape[1], k, dtype or points.dtype, points.device,
@@ -109,7 +109,7 @@ class Needs:
         """Rows in float64 and centred, targets, metrics: what there always is."""
         size, full = self.dtype.itemsize, not self.diagonal
         held = (8 + size) * self._table
-        # targets centred, scaled, behind the matrix, solved for, and as they are kept
+        # copies of the targets: centred, scaled, right-hand sides, solutions
         held += 10 * self.n * self.k * size
         if full or self._pairs_pay:
             held += (10 if self._pairs_pay else 6) * self.d**2 * size
@@ -139,13 +139,13 @@ class Needs:
         height, _ = tile_shape(self.device)
         strips = 2 + 2 * min(1, height / self.n)  # columns, and some rows, twice
         # sides in float64, and in float32 if the data are; what a product makes of them
-        solved = self._table * (8 * (3 + strips) + (2 * size if size < 8 else 0))
-        solved += self.base + iterative_bytes(self.n, self.k, rank)
-        learned = self._table * (self._points - 1 + strips) + self._sums
-        learned = self.base + size * learned
+        solving = self._table * (8 * (3 + strips) + (2 * size if size < 8 else 0))
+        solving += self.base + iterative_bytes(self.n, self.k, rank)
+        learning = self._table * (self._points - 1 + strips) + self._sums
+        learning = self.base + size * learning
         if self._pairs_pay:
-            learned = min(learned, self.by_pairs(self.n))
-        return int(max(solved, learned))
+            learning = min(learning, self.by_pairs(self.n))
+        return int(max(solving, learning))
 
     def _with_factor(self, points: int, sums: float) -> int:
         """With a factor, copies of the points, and entries of sums of gradients."""
@@ -259,17 +259,24 @@ def estimate_memory(
     >>> round(estimate_memory(16000, 20, 2) / 1e6)  # MB: half of a square in float32
     550
     """
-    callee = "estimate_memory"
-    known = solver in ("cholesky", "cg")
-    require(known, callee, "solver", '"cholesky" or "cg"', repr(solver))
-    names = ", ".join(map(repr, KERNELS))
-    require(kernel in KERNELS, callee, "kernel", f"one of {names}", repr(kernel))
+    if solver not in ("cholesky", "cg"):
+        raise ValueError(
+            f'estimate_memory: solver must be "cholesky" or "cg", got {solver!r}.'
+        )
+    if kernel not in KERNELS:
+        raise ValueError(
+            "estimate_memory: kernel must be one of "
+            f"{', '.join(map(repr, KERNELS))}, got {kernel!r}."
+        )
     n, d, k, rank = _counts(n, d, k, LARGEST_RANK if rank is None else rank)
-    require(
-        min(n, d, k, rank) > 0, callee, "n, d, k, rank", "positive", (n, d, k, rank)
-    )
-    kind = isinstance(dtype, torch.dtype)
-    require_kind(kind, callee, "dtype", "a torch.dtype", dtype)
+    if min(n, d, k, rank) <= 0:
+        raise ValueError(
+            f"estimate_memory: n, d, k, rank must be positive, got {(n, d, k, rank)}."
+        )
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(
+            f"estimate_memory: dtype must be a torch.dtype, got {describe(dtype)}."
+        )
     needs = Needs(
         n, d, k, dtype, _device(device), KERNELS[kernel](), diagonal=bool(diagonal)
     )
@@ -281,7 +288,7 @@ def _counts(*given: Any) -> tuple[int, ...]:
         return tuple(map(index, given))
     except TypeError as error:
         raise TypeError(
-            complaint("estimate_memory", "n, d, k, rank", "integers", given)
+            f"estimate_memory: n, d, k, rank must be integers, got {describe(given)}."
         ) from error
 
 
@@ -292,7 +299,7 @@ def _device(name: Any) -> torch.device:
         return torch.device(name)
     except (RuntimeError, TypeError) as error:
         raise ValueError(
-            complaint("estimate_memory", "device", "a device of torch", repr(name))
+            f"estimate_memory: device must be a device of torch, got {name!r}."
         ) from error
 
 
@@ -315,9 +322,9 @@ def free_bytes(root: Path = _ROOT) -> int:
 
 
 def _free_in_machine(root: Path) -> int:
-    told = _table(root / "proc/meminfo")
-    if "MemAvailable:" in told:
-        return told["MemAvailable:"] * 1024
+    table = _table(root / "proc/meminfo")
+    if "MemAvailable:" in table:
+        return table["MemAvailable:"] * 1024
     # not Linux: half of the memory stands in for what is free
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
@@ -344,8 +351,8 @@ def _groups(root: Path) -> Iterator[tuple[Path, str, str]]:
             top, files = root / "sys/fs/cgroup/memory", _LEGACY
         else:
             continue
-        # Inside a container the path may be told from outside, where it is not to be
-        # found; its own group is then the top.
+        # Inside a container the path may be the host's, which does not exist here;
+        # the group is then the top folder.
         here = top / path.lstrip("/")
         for folder in (here, *here.parents):
             yield folder, files[0], files[1]

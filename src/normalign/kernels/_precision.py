@@ -28,18 +28,18 @@ from normalign.kernels.cuda import HALVES, kernels_for
 __all__ = [
     "LOST_SHARE",
     "Factor",
-    "added_jitter",
     "full_precision",
-    "lost_digits",
+    "jitter_caution",
     "lost_share",
     "mean_squares",
     "multiply_",
+    "rounding_caution",
     "subtract_own_products_",
     "subtract_product_",
 ]
 
 _HALF_RANGE = 15  # half precision goes up to nearly the 16th power of two
-_KEPT = -(1 << 13)  # the bits that TF32 keeps: sign, exponent, ten of the fraction
+_TF32_BITS = -(1 << 13)  # the bits that TF32 keeps: sign, exponent, ten of the fraction
 
 
 @contextmanager
@@ -61,7 +61,7 @@ class Factor:
     ----------
     whole : Tensor of shape (n, m)
     largest : float, optional
-        What no entry exceeds. Who knows it lets half precision be used.
+        A bound on the entries. With it half precision may be used.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ def _has_tensor_cores(tensor: Tensor) -> bool:
 
 def _parts(x: Tensor) -> tuple[Tensor, Tensor]:
     """A float32 tensor as a sum: what TF32 keeps of it, and the rest."""
-    high = (x.contiguous().view(torch.int32) & _KEPT).view(torch.float32)
+    high = (x.contiguous().view(torch.int32) & _TF32_BITS).view(torch.float32)
     return high, x - high
 
 
@@ -147,7 +147,7 @@ def subtract_own_products_(
 ) -> None:
     """The same for ``rows[start:]`` and its first rows, for every target and start.
 
-    Where a device waits for the next launch, every view less is time saved.
+    One view for all targets: on a device that waits for launches, views cost time.
     """
     if rows.parts[0].dtype != torch.float16:
         for target, start in zip(targets, starts, strict=True):
@@ -165,8 +165,7 @@ def subtract_own_products_(
 def multiply_(rows: Tensor, matrix: Tensor, cut: Tensor | None = None) -> Tensor:
     """``rows @= matrix``, in place, as accurate as float32.
 
-    Who has the matrix cut into TF32, as (high, low, high) below each other, hands it
-    in.
+    ``cut`` is the matrix as sums of TF32 numbers, (high, low, high) below each other.
     """
     kernels, width = kernels_for(rows), rows.shape[1]
     even = width % 4 == 0 and rows.is_contiguous() and _has_tensor_cores(rows)
@@ -202,18 +201,18 @@ def lost_share(coef: Tensor, y: Tensor, ridges: Tensor) -> float:
     return torch.finfo(y.dtype).eps * math.sqrt(share)
 
 
-def lost_digits(share: float, dtype: torch.dtype) -> str:
+def rounding_caution(share: float, dtype: torch.dtype) -> str:
     """What a user should know where too many digits are lost, and nothing helps."""
-    told = (
+    text = (
         f"coefficients are so large that rounding in {str(dtype)[6:]} moves outputs by "
         f"about {10 * share:.0e} of the targets"
     )
     if dtype != torch.float64:
-        return told + ", and float64 does not fit memory_limit. Raise that, or ridge."
-    return told + ". Raise ridge, or remove near-duplicate rows."
+        return text + ", and float64 does not fit memory_limit. Raise that, or ridge."
+    return text + ". Raise ridge, or remove near-duplicate rows."
 
 
-def added_jitter(jitter: float, dtype: torch.dtype) -> str:
+def jitter_caution(jitter: float, dtype: torch.dtype) -> str:
     """What a user should know where a matrix was not definite as it is."""
     return (
         f"K + ridge is not positive definite in {str(dtype)[6:]}; added {jitter:.1e} "

@@ -27,15 +27,15 @@ __all__ = [
     "NEAR",
     "SAME",
     "Sides",
-    "mend_near_",
     "middle",
+    "recompute_near_",
     "spans",
     "square_spans",
     "tile_shape",
 ]
 
 _CPU_TILE = (512, 1024)
-_SQUARE_TILE = 1 << 17  # entries of a tile of a small square that is held whole
+_SQUARE_TILE = 1 << 17  # entries of a tile of a small matrix that is stored whole
 _DEVICE_TILE = (8192, 16384)
 
 
@@ -76,7 +76,7 @@ NEAR = {torch.float64: 1e-6, torch.float32: 1e-3}
 # approach each other, and with it the rounding of the sums that it multiplies.
 SAME = {t: (8 * torch.finfo(t).eps) ** 2 for t in (torch.float64, torch.float32)}
 
-# Entries whose neighbourhood is looked at, and coordinates that are gathered, at once.
+# Entries that are compared with the limit, and coordinates gathered, at a time.
 _CPU_ENTRIES, _DEVICE_ENTRIES = 1 << 20, 1 << 26
 _COORDINATES = 1 << 22
 
@@ -117,7 +117,7 @@ class Sides:
         return self.left.device
 
 
-def mend_near_(squared: Tensor, rows: Sides, columns: Sides) -> Tensor:
+def recompute_near_(squared: Tensor, rows: Sides, columns: Sides) -> Tensor:
     r"""Compute squared distances of near points again, in place.
 
     .. math:: u_{ij} = (x_i - x_j)^\top (M x_i - M x_j) / \ell^2
@@ -140,7 +140,7 @@ def mend_near_(squared: Tensor, rows: Sides, columns: Sides) -> Tensor:
         return kernels.mend_near_(squared, rows.both, columns.both, share)
     own, others = rows.left[:, d], columns.right[:, d + 1]
     cpu = squared.device.type == "cpu"
-    # A processor may stay near what it has just written; a device must not be asked.
+    # On a CPU the tile is in cache; reading the result would make a device wait.
     if cpu and float(squared.amin()) > share * float(own.amax() + others.amax()):
         return squared
     entries = _CPU_ENTRIES if cpu else _DEVICE_ENTRIES
@@ -167,6 +167,6 @@ def middle(points: Tensor) -> Tensor:
     some = points[:: max(points.shape[0] // 1000, 1)]
     if some.device.type != "cpu":
         return some.median(0).values
-    # the same number, sooner where there are few rows
+    # the same number, faster for few rows
     half = (some.shape[0] - 1) // 2
     return torch.from_numpy(np.partition(some.detach().numpy(), half, axis=0)[half])

@@ -24,26 +24,36 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from normalign._errors import as_float, complaint, describe, require, require_kind
-from normalign.kernels._agop import finished, sum_of_squares, through_full
+from normalign._errors import as_float, describe
+from normalign.kernels._agop import (
+    apply_diagonal,
+    apply_full,
+    sum_of_squares,
+)
 from normalign.kernels._distances import kernel_matrix
 from normalign.kernels._expansion import gradients_of_slopes
 from normalign.kernels._functions import Kernel, Radial, require_table
-from normalign.kernels._memory import UNASKED, Needs, available_bytes, fits_in_double
-from normalign.kernels._metric import learned
+from normalign.kernels._memory import (
+    SMALL_BYTES,
+    Needs,
+    available_bytes,
+    fits_in_double,
+)
+from normalign.kernels._metric import scaled_update
 from normalign.kernels._precision import (
     LOST_SHARE,
-    added_jitter,
-    lost_digits,
+    jitter_caution,
     lost_share,
+    rounding_caution,
 )
 from normalign.kernels._sides import Sides, spans, square_spans, tile_shape
 from normalign.kernels._system import (
-    OVERWRITTEN,
+    FACTOR_GONE,
     Solution,
     Solved,
     Solver,
@@ -74,49 +84,49 @@ def solve_directly(
 ) -> Solution:
     """Solve by a factor in as much precision as it takes, and ``limit`` allows.
 
-    ``callee`` complains where none is enough.
+    ``callee`` is named in the error if none is enough.
     """
-    found = _tried(system, y, limit=limit, spare=spare, slopes=slopes)
+    found = _attempt(system, y, limit=limit, spare=spare, slopes=slopes)
     lost = math.inf if found is None else lost_share(found.coef, y, system.ridges)
     single = y.dtype != torch.float64
     again = not lost <= LOST_SHARE and single
     if again and fits_in_double(system, y.shape[1], limit, direct=True):
-        _let_go(spare, found)
+        _release(spare, found)
         system, y, spare = system.to(torch.float64), y.double(), None
-        found = _tried(system, y, limit=limit, spare=None, slopes=slopes)
+        found = _attempt(system, y, limit=limit, spare=None, slopes=slopes)
         if found is not None:
             lost = lost_share(found.coef, y, system.ridges)
-            system.release()  # who goes on in float64 has a system of its own
+            system.release()  # the caller builds its own system in float64
     if found is None:
-        _let_go(spare)
-        return _with_jitter(system, _allocated(system, limit), y, callee)
+        _release(spare)
+        return _with_jitter(system, _allocate(system, limit), y, callee)
     if lost > LOST_SHARE:
-        caution = lost_digits(lost, y.dtype)
+        caution = rounding_caution(lost, y.dtype)
         found.solved = replace(found.solved, caution=caution)
     return found
 
 
-def _let_go(spare: Spare | None, found: Solution | None = None) -> None:
-    """Free memory to which callers, and who keeps an iteration, still refer."""
+def _release(spare: Spare | None, found: Solution | None = None) -> None:
+    """Free memory to which callers and stored iterations still refer."""
     for one in (spare, None if found is None else found.spare):
         if one is not None:
             one.release()
 
 
-def _tried(
+def _attempt(
     system: System, y: Tensor, *, limit: int, spare: Spare | None, slopes: bool
 ) -> DirectSolution | None:
     """The solution in the system's precision; None if that leaves it indefinite."""
     if isinstance(spare, Triangle):
         triangle = spare
     else:
-        _let_go(spare)
-        triangle = _allocated(system, limit)
+        _release(spare)
+        triangle = _allocate(system, limit)
     _make_room(triangle, system, slopes)
     if not _factorise(system, triangle):
         return None
     solved = Solved("cholesky", system.points.dtype)
-    return _finished(triangle, y, solved, system)
+    return _solution(triangle, y, solved, system)
 
 
 class DirectSolution:
@@ -139,7 +149,7 @@ class DirectSolution:
     def inverse_diagonal(self, rows: Tensor) -> Tensor:
         """Entries of the diagonal of the inverse: columns of ``L^{-1}``, squared."""
         if self._forgotten:
-            raise RuntimeError(OVERWRITTEN)
+            raise RuntimeError(FACTOR_GONE)
         n, found = len(self.triangle), [self.coef.new_empty(0)]
         # some columns at a time, in the memory of a tile
         for some in rows.split(max(math.prod(tile_shape(rows.device)) // n, 64)):
@@ -152,13 +162,13 @@ class DirectSolution:
         if self.triangle.slopes is None:
             return None
         kernel, metric = self._system.kernel, self._system.metric
-        points = through_full(self._system.points, kernel, metric)
+        points = apply_full(self._system.points, kernel, metric)
         gradients = gradients_of_slopes(points, self.coef, self.triangle.slopes)
         diagonal = metric is not None and metric.ndim == 1
         total = sum_of_squares(
             gradients, torch.zeros_like(points[0]), weights, diagonal
         )
-        return learned(finished(total, kernel, metric))
+        return scaled_update(apply_diagonal(total, kernel, metric))
 
 
 def _unit_columns(like: Tensor, n: int, rows: Tensor) -> Tensor:
@@ -167,7 +177,7 @@ def _unit_columns(like: Tensor, n: int, rows: Tensor) -> Tensor:
     return unit
 
 
-def _allocated(system: System, limit: int) -> Triangle:
+def _allocate(system: System, limit: int) -> Triangle:
     """Memory for a factor: a square and its slopes where they are small."""
     points = system.points
     n, dtype, device = len(points), points.dtype, points.device
@@ -193,20 +203,16 @@ def _with_jitter(
         jitter *= 10
         if not jitter < 1:
             raise ValueError(
-                complaint(
-                    callee,
-                    "rows",
-                    "finite, with distances that the dtype can tell apart",
-                    f"a kernel matrix that stays indefinite with {jitter:g} added",
-                    "Scale the columns, or raise ridge.",
-                )
+                f"{callee}: rows must be finite, with distances that the dtype can "
+                "tell apart, got a kernel matrix that stays indefinite with "
+                f"{jitter:g} added. Scale the columns, or raise ridge."
             )
-    caution = added_jitter(jitter, dtype)
+    caution = jitter_caution(jitter, dtype)
     solved = Solved("cholesky", dtype, jitter=jitter, caution=caution)
-    return _finished(triangle, y, solved, system)
+    return _solution(triangle, y, solved, system)
 
 
-def _finished(
+def _solution(
     triangle: Triangle, y: Tensor, solved: Solved, system: System
 ) -> DirectSolution:
     return DirectSolution(triangle.solve_(y.clone()), solved, triangle, system)
@@ -241,7 +247,7 @@ def fill_(triangle: Triangle, system: System) -> None:
 
 
 def _fill_whole_(triangle: Triangle, kernel: Kernel, sides: Sides) -> None:
-    """The same where a square is held; only up to the diagonal's tile."""
+    """The same for a whole square, only up to the tile of the diagonal."""
     (square,), slopes = triangle.panels, triangle.slopes
     atonce = sides.device.type != "cpu"
     for rows in [slice(0, len(square))] if atonce else square_spans(len(square)):
@@ -271,8 +277,8 @@ def solve(
     spare : Spare, optional
         Memory of an earlier solve of the same points, to be overwritten.
     slopes : bool, default=False
-        ``next_metric`` will be asked for: a direct solver makes the kernel's slopes
-        on its way, where the table is so small that they may be kept.
+        ``next_metric`` will be called: for a small table the direct solver stores the
+        kernel's slopes.
 
     Raises
     ------
@@ -280,31 +286,27 @@ def solve(
         If "cholesky" was asked for and its machine does not fit the memory limit.
     """
     n, needed = len(system.points), Needs.of(system, y.shape[1]).direct
-    limit = solver.memory_limit or _unasked_limit(system, needed, spare)
+    limit = solver.memory_limit or _default_limit(system, needed, spare)
     if solver.name == "cg" or (solver.name == "auto" and needed > limit):
         from normalign.kernels._iterative import solve_iteratively
 
         return solve_iteratively(system, y, solver, limit=limit, spare=spare)
     if needed > limit:
         raise ValueError(
-            complaint(
-                solver.callee,
-                "memory_limit",
-                f"at least {needed / 1e6:.0f} MB to fit {n} rows by a Cholesky factor",
-                f"{limit / 1e6:.0f} MB",
-                'Set max_leaf_size to fit the rows in parts, or solver="cg" to keep '
-                "no matrix, or raise memory_limit.",
-            )
+            f"{solver.callee}: memory_limit must be at least {needed / 1e6:.0f} MB to "
+            f"fit {n} rows by a Cholesky factor, got {limit / 1e6:.0f} MB. Set "
+            'max_leaf_size to fit the rows in parts, or solver="cg" to keep no matrix, '
+            "or raise memory_limit."
         )
     return solve_directly(
         system, y, limit=limit, spare=spare, slopes=slopes, callee=solver.callee
     )
 
 
-def _unasked_limit(system: System, needed: int, spare: Spare | None) -> int:
-    """What may be used where no limit was given: what is free, or is held already."""
-    if needed < UNASKED:
-        return UNASKED
+def _default_limit(system: System, needed: int, spare: Spare | None) -> int:
+    """The limit where none was given: what is free, and what ``spare`` occupies."""
+    if needed < SMALL_BYTES:
+        return SMALL_BYTES
     return available_bytes(system.points.device) + (0 if spare is None else needed)
 
 
@@ -355,27 +357,35 @@ def ridge_path(
     ValueError
         If there are not as many targets as points, or a ridge is not positive.
     """
-    callee, values = "ridge_path", _checked_ridges(ridges)
-    kind = isinstance(system, System)
-    require_kind(kind, callee, "system", "a System", describe(system))
-    require_table(callee, "y", y)
-    n = len(system.points)
-    require(len(y) == n, callee, "y", f"of shape ({n}, k)", y)
-    named = solver is None or isinstance(solver, Solver)
-    require_kind(named, callee, "solver", "a Solver or None", describe(solver))
-    return _path(system, y, values, solver or Solver(callee=callee))
+    values = _checked_ridges(ridges)
+    if not isinstance(system, System):
+        raise TypeError(f"ridge_path: system must be a System, got {describe(system)}.")
+    require_table("ridge_path", "y", y)
+    if len(y) != len(system.points):
+        raise ValueError(
+            f"ridge_path: y must be of shape ({len(system.points)}, k), "
+            f"got {describe(y)}."
+        )
+    if not (solver is None or isinstance(solver, Solver)):
+        raise TypeError(
+            f"ridge_path: solver must be a Solver or None, got {describe(solver)}."
+        )
+    return _path(system, y, values, solver or Solver(callee="ridge_path"))
 
 
 def _checked_ridges(ridges: Sequence[float]) -> list[float]:
     several = isinstance(ridges, Iterable) and getattr(ridges, "ndim", 1) == 1
-    told = describe(ridges)
-    kind = "a sequence of numbers"
-    require_kind(several, "ridge_path", "ridges", kind, told)
-    values = [one.item() if isinstance(one, Tensor) else one for one in ridges]
-    numbers = all(isinstance(one, Real) for one in values)
-    require_kind(numbers, "ridge_path", "ridges", kind, told)
-    positive = all(0 < as_float(one) < math.inf for one in values)
-    require(positive, "ridge_path", "ridges", "positive and finite", told)
+    given = describe(ridges)  # an iterator is used up below
+    items: Iterable[Any] = ridges if several else [None]
+    values = [one.item() if isinstance(one, Tensor) else one for one in items]
+    if not all(isinstance(one, Real) for one in values):
+        raise TypeError(
+            f"ridge_path: ridges must be a sequence of numbers, got {given}."
+        )
+    if not all(0 < as_float(one) < math.inf for one in values):
+        raise ValueError(
+            f"ridge_path: ridges must be positive and finite, got {given}."
+        )
     return [float(one) for one in values]
 
 
@@ -385,14 +395,14 @@ def _path(
     if solver.name == "auto" and shared_is_cheaper(len(y), len(ridges)):
         limit = solver.memory_limit or available_bytes(system.points.device)
         if _SQUARES * 8 * len(y) ** 2 <= limit:
-            yield from _shared(system, y, ridges)
+            yield from _solve_all(system, y, ridges)
             return
     for ridge in ridges:
         one = solve(replace(system, ridges=system.ridges * ridge), y, solver)
         yield one.coef, one.solved
 
 
-def _shared(
+def _solve_all(
     system: System, y: Tensor, ridges: Sequence[float]
 ) -> Iterator[tuple[Tensor, Solved]]:
     """In float64: these are small tables, and small ridges are to lose no digits.
@@ -411,9 +421,9 @@ def _shared(
     for ridge in ridges:
         jitter = 0.0 if smallest + ridge > noise else noise - min(smallest, 0.0)
         coef = scale * (axes @ (inner / (spectrum + ridge + jitter)[:, None]))
-        caution = added_jitter(jitter, torch.float64) if jitter else ""
+        caution = jitter_caution(jitter, torch.float64) if jitter else ""
         if lost_share(coef, y, exact.ridges) <= LOST_SHARE:
             coef = coef.to(y.dtype)
         elif (lost := lost_share(coef, y.double(), exact.ridges)) > LOST_SHARE:
-            caution = caution or lost_digits(lost, torch.float64)
+            caution = caution or rounding_caution(lost, torch.float64)
         yield coef, Solved("eigh", coef.dtype, jitter=jitter, caution=caution)

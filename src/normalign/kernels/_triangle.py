@@ -159,7 +159,7 @@ def _second_stream(device: torch.device) -> torch.cuda.Stream:
 _CPU_WIDTH, _CPU_STRIP = 256, 96
 _DEVICE_WIDTH, _DEVICE_STRIP = 1024, 1024
 # Whether a device factorises the next diagonal block beside the products: 2 to 6 %
-# sooner on an H200 from 10000 rows on, and the same below.
+# faster on an H200 from 10000 rows on, and the same below.
 _DEVICE_AHEAD = True
 # Up to that range of the diagonal half precision has all entries of a factor.
 _ORDINARY = 1e6
@@ -246,7 +246,7 @@ class Triangle:
         return self.edges[-1]
 
     def release(self) -> None:
-        """Let go of all entries."""
+        """Free all entries."""
         self.panels, self.slopes = [], None
         self._inverses.clear()
 
@@ -308,8 +308,8 @@ class Triangle:
     def _factorise_ahead_(self) -> bool:
         """Right-looking, with the next diagonal block factorised as soon as it can be.
 
-        A device is asked for failures once, at the end: what follows one is NaN at
-        worst, and a question after every panel would make it wait.
+        Failures are read once, at the end: after one the entries are NaN at worst, and
+        reading them after every panel would make the device wait.
         """
         last = len(self.panels) - 1
         span = torch.stack(self.diagonal().aminmax())
@@ -357,7 +357,7 @@ class Triangle:
     def half_solve_(self, b: Tensor) -> Tensor:
         """Overwrite ``b`` by ``L^{-1} b``, for the factor ``L``."""
         if self._keeps_inverses:
-            return b.copy_(self._half_solved(b, self._blocks()))
+            return b.copy_(self._half_solve(b, self._blocks()))
         for place, block, below in self._blocks():
             part = b[place : place + len(block)]
             part.copy_(torch.linalg.solve_triangular(block, part, upper=False))
@@ -365,7 +365,7 @@ class Triangle:
                 b[place + len(block) :].addmm_(below, part, alpha=-1)
         return b
 
-    def _half_solved(self, b: Tensor, blocks: list[Part]) -> Tensor:
+    def _half_solve(self, b: Tensor, blocks: list[Part]) -> Tensor:
         """The same by inverses, into new memory; ``b`` is used up."""
         half = torch.empty_like(b)
         sizes = [len(block) for _, block, _ in blocks]
@@ -379,11 +379,11 @@ class Triangle:
 
     def solve_(self, b: Tensor) -> Tensor:
         """Overwrite ``b`` by the solution of ``L L^T x = b``, for the factor ``L``."""
-        if self._solved_by_kernel_(b):
+        if self._solve_by_kernel_(b):
             return b
         blocks = self._blocks()
         if self._keeps_inverses:
-            half = self._half_solved(b, blocks)
+            half = self._half_solve(b, blocks)
             sizes = [len(block) for _, block, _ in blocks]
             for (place, _, below), part, solved in zip(
                 reversed(blocks),
@@ -407,7 +407,7 @@ class Triangle:
             part.copy_(torch.linalg.solve_triangular(block.T, part, upper=True))
         return b
 
-    def _solved_by_kernel_(self, b: Tensor) -> bool:
+    def _solve_by_kernel_(self, b: Tensor) -> bool:
         """The same by one launch, where there is a kernel for it."""
         kernels = None if self.whole else kernels_for(b)
         inverses = [self._inverses.get(start) for start in self.edges[:-1]]
