@@ -1,6 +1,6 @@
 """Recursive feature machines against xrfm and a plain transcription.
 
-    python benchmarks/rfm.py               (a), (b), (c), (e), (g): half an hour
+    python benchmarks/rfm.py               (a), (b), (c), (e): half an hour
     python benchmarks/rfm.py --only a,c --rounds 1
     python benchmarks/rfm.py --device cuda      (d), and (e) directly on the GPU
     python benchmarks/rfm.py --only e --against results/benchmarks/rfm-large-h200.json
@@ -15,10 +15,10 @@
     with those of the plain transcription: the same work is timed.
 (b) Peak memory of one cold fit of n = 16000 above what the imports left, data counted.
 (c) Small tables in float64 and float32, in one process, by turns, medians: the
-    estimator with all its checks, the same without numba, the recursion alone, and its
-    Cholesky factors and solves alone by torch's LAPACK. A pause before each turn lets
-    the threads of the one before fall asleep, and the first fit of a turn is not
-    timed: it finds the caches full of another's.
+    estimator with all its checks, the recursion alone, and its Cholesky factors and
+    solves alone by torch's LAPACK. A pause before each turn lets the threads of the one
+    before fall asleep, and the first fit of a turn is not timed: it finds the caches
+    full of another's.
 (d) One iteration (kernel, solve, metric update) on a GPU: the median of what a run of
     four (ten up to n = 10000) takes between its iterations, data and results staying
     there. Up to n = 20000 the contestants take turns three times, each in a process of
@@ -34,9 +34,6 @@
     and the residual |K a + ridge a - y| / |y| of the solve, by float64 products.
 
 (h) A million rows of the same kind, divided as the estimators divide them unless told.
-
-(g) The first fit of a process, 300 rows: without numba; with it and nothing kept on
-    disk, so that all is compiled; and with what that has left there.
 
 Who the contestants are, and how xrfm is made to do the same work: rfm_peers.py. The
 last line is JSON; with --save the file is written anew after every row.
@@ -74,17 +71,12 @@ Row = dict[str, Any]
 # --- one job, one process ---------------------------------------------------------
 
 
-def measured(job: str, cache: str | None = None, **settings: Any) -> Row:
-    """Run a job by itself; a failure becomes a row that says so.
-
-    ``cache`` is a folder for what numba compiles, instead of the usual one.
-    """
+def measured(job: str, **settings: Any) -> Row:
+    """Run a job by itself; a failure becomes a row that says so."""
     command = [sys.executable, str(WORKER), json.dumps({"job": job, **settings})]
-    place = {} if cache is None else {"NUMBA_CACHE_DIR": cache}
     child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, **place},
-    )  # fmt: skip
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     watch = Watch(child.pid)
     output, complaints = child.communicate()
     highest = watch.highest()
@@ -192,7 +184,7 @@ def memories(options: argparse.Namespace) -> Iterator[Row]:
 def small_tables(options: argparse.Namespace) -> Iterator[Row]:
     """(c) Small tables in one process."""
     sizes, rounds = ([100, 300], 2) if options.quick else ([100, 300, 700, 1400], 21)
-    names = ("ours", "tensors", "core", "factors", "plain")
+    names = ("ours", "core", "factors", "plain")
     header("(c) small tables", names, "ms")
     found = measured(
         "small", sizes=sizes, d=20, k=3, n_iter=5, rounds=options.rounds or rounds
@@ -203,25 +195,6 @@ def small_tables(options: argparse.Namespace) -> Iterator[Row]:
             row |= {"agree": agreed, "faster": ratios(row["milliseconds"])}
         show(row, names, quantity="milliseconds")
         yield row
-
-
-def first_fits(options: argparse.Namespace) -> Iterator[Row]:
-    """(g) The first fit of a process."""
-    size = {"n": 100 if options.quick else 300, "d": 20, "k": 3, "n_iter": 5}
-    names = ("tensors", "compiling", "compiled")
-    header("(g) first fit, float64", names, "s")
-    with tempfile.TemporaryDirectory() as folder:
-        peers = dict(zip(names, ("tensors", "ours", "ours"), strict=True))
-        runs = {
-            name: measured("first", cache=folder, peer=peer, **size)
-            for name, peer in peers.items()
-        }
-    row: Row = {
-        **size, "each": runs, "faster": {}, "agree": True,
-        "seconds": {name: run.get("seconds") for name, run in runs.items()},
-    }  # fmt: skip
-    show(row, names)
-    yield row
 
 
 def iterations(options: argparse.Namespace) -> Iterator[Row]:
@@ -322,7 +295,7 @@ def factors(options: argparse.Namespace) -> Iterator[Row]:
             yield row
 
 
-# How `normalign.kernels.triangle` is set for each: columns of a panel, rows that the
+# How `normalign.kernels._triangle` is set for each: columns of a panel, rows that the
 # device's library factorises at once, whether the next diagonal block is done beside
 # the products, rows up to which the square is factorised by one call, and whether
 # there are kernels for diagonal blocks and for products in half precision.
@@ -366,7 +339,6 @@ PARTS = {
     "d": iterations,
     "e": large,
     "f": factors,
-    "g": first_fits,
     "h": million,
 }
 
@@ -409,7 +381,7 @@ def ratios(values: dict[str, float | None]) -> dict[str, float]:
     return {
         name: value / own
         for name, value in values.items()
-        if value and name not in ("ours", "tensors", "core", "factors")
+        if value and name not in ("ours", "core", "factors")
     }
 
 
@@ -457,7 +429,7 @@ def main() -> None:
     parser.add_argument("--save", type=Path, help="write the JSON to this file too")
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     options = parser.parse_args()
-    usual = "d,e" if options.device == "cuda" else "a,b,c,e,g"
+    usual = "d,e" if options.device == "cuda" else "a,b,c,e"
     parts = (options.only or usual).split(",")
     if not set(parts) <= set(PARTS):
         parser.error(f"--only must be some of {','.join(PARTS)}, got {options.only}")
@@ -468,7 +440,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if cuda else platform.machine(),
         "threads": torch.get_num_threads(), "cores": os.cpu_count(),
         "torch": torch.__version__, "python": platform.python_version(),
-        "xrfm": installed("xrfm"), "numba": installed("numba"),
+        "xrfm": installed("xrfm"),
         "commit": options.commit or commit(),
         "agree": AGREE, "records": records,
     }  # fmt: skip

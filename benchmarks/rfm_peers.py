@@ -4,7 +4,6 @@ The contestants fit the same machine: Laplace kernel, full metric, identity at t
 start, trace d after every update, the paper's Algorithm 1.
 
 ``ours``           `normalign.estimators.RFMRegressor`, with all its checks
-``tensors``        the same where numba is missing
 ``core``           `normalign.kernels.recursions` alone, tensors in and out
 ``xrfm``           the RFM of the package xrfm, its default solver (LU)
 ``xrfm cholesky``  the same with its Cholesky option
@@ -105,21 +104,6 @@ def ours() -> Fit:
     return fit
 
 
-def tensors() -> Fit:
-    from normalign.kernels import compiled
-
-    compiled_fit, available = ours(), compiled.is_available
-
-    def fit(x: Tensor, y: Tensor, n_iter: int, tick: Tick) -> Predict:
-        compiled.is_available = lambda: False
-        try:
-            return compiled_fit(x, y, n_iter, tick)
-        finally:
-            compiled.is_available = available
-
-    return fit
-
-
 def core() -> Fit:
     from normalign.kernels import Laplace, initial_metric, recursions
 
@@ -128,7 +112,7 @@ def core() -> Fit:
         for iteration in recursions(
             x, y, kernel=Laplace(bandwidth=BANDWIDTH), ridge=RIDGE, n_iter=n_iter,
             metric=initial_metric(x, identity_weight=1.0), agop_samples=AGOP_POINTS,
-            every=tick is not nothing, generator=seeded(0),
+            generator=seeded(0),
         ):  # fmt: skip
             tick()
             machine = iteration.machine
@@ -186,7 +170,6 @@ def plain() -> Fit:
 
 PEERS: dict[str, Callable[[], Fit]] = {
     "ours": ours,
-    "tensors": tensors,
     "core": core,
     "xrfm": xrfm,
     "xrfm cholesky": lambda: xrfm("cholesky"),
@@ -258,7 +241,7 @@ def small_job(
 
     Beside them, as ``factors``, what no direct solver does without.
     """
-    names = ("plain", "ours", "core", "tensors")
+    names = ("plain", "ours", "core")
     fits = {name: PEERS[name]() for name in names}
     rows = []
     for dtype in (torch.float64, torch.float32):
@@ -287,15 +270,6 @@ def small_job(
                 },
             })  # fmt: skip
     return rows
-
-
-def first_job(*, n: int, d: int, k: int, n_iter: int, peer: str) -> dict[str, Any]:
-    """Seconds of the first fit of a process, imports not counted."""
-    fit = PEERS[peer]()
-    x, y, _ = (part.double() for part in table(n, d, k))
-    start = time.perf_counter()
-    fit(x, y, n_iter, nothing)
-    return {"seconds": time.perf_counter() - start}
 
 
 def iteration_job(
@@ -328,20 +302,18 @@ def factor_job(
     variants: dict[str, dict[str, Any]],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Milliseconds of the parts of an iteration, for each way of factorising."""
-    from normalign.kernels import Laplace, blocks, cuda, precision, triangle
+    from normalign.kernels import Laplace, _precision, _triangle, cuda
 
     x, y, _ = (part.to(device) for part in table(n, d, k))
     rows: dict[str, dict[str, Any]] = {}
     spent: dict[str, list[list[float]]] = {name: [] for name in variants}
     for turn in range(rounds + 1):
         for name, setting in variants.items():
-            triangle._DEVICE_WIDTH, triangle._DEVICE_STRIP = (
-                setting["width"],
-                setting["strip"],
-            )
-            triangle._DEVICE_AHEAD = setting["ahead"]
-            triangle._DEVICE_SMALL = setting["small"]
-            blocks.kernels_for = precision.kernels_for = (
+            _triangle._DEVICE_WIDTH = setting["width"]
+            _triangle._DEVICE_STRIP = setting["strip"]
+            _triangle._DEVICE_AHEAD = setting["ahead"]
+            _triangle._DEVICE_SMALL = setting["small"]
+            _triangle.kernels_for = _precision.kernels_for = (
                 cuda.kernels_for if setting["kernels"] else lambda tensor: None
             )
             times, coef = one_iteration(x, y, Laplace(bandwidth=BANDWIDTH))
@@ -364,16 +336,16 @@ def factor_job(
 
 def one_iteration(x: Tensor, y: Tensor, kernel: Any) -> tuple[list[float], Tensor]:
     """Seconds of the four steps, and the coefficients."""
-    from normalign.kernels import System, direct
+    from normalign.kernels import System, _solve
     from normalign.kernels._agop import centred_agop
-    from normalign.kernels.precision import full_precision
-    from normalign.kernels.sides import middle
+    from normalign.kernels._precision import full_precision
+    from normalign.kernels._sides import middle
 
     wait = torch.cuda.synchronize if x.device.type == "cuda" else nothing
     points = x - middle(x)
     metric = torch.eye(x.shape[1], device=x.device)
     system = System(points, kernel, metric, torch.full_like(x[:, 0], RIDGE))
-    held = direct._allocated(system, 1 << 60)
+    held = _solve._allocate(system, 1 << 60)
     ticks = []
 
     def tick() -> None:
@@ -382,7 +354,7 @@ def one_iteration(x: Tensor, y: Tensor, kernel: Any) -> tuple[list[float], Tenso
 
     with full_precision(x.device):
         tick()
-        direct.fill_(held, system)
+        _solve.fill_(held, system)
         held.add_diagonal_(system.ridges)
         tick()
         if not held.factorise_():
@@ -443,7 +415,6 @@ def large_job(
 JOBS: dict[str, Callable[..., Any]] = {
     "fit": fit_job,
     "small": small_job,
-    "first": first_job,
     "iteration": iteration_job,
     "factor": factor_job,
     "large": large_job,

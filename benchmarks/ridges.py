@@ -3,7 +3,7 @@
     python benchmarks/ridges.py --save results/benchmarks/ridges-cpu.json
 
 How many Cholesky solves (kernel filled, factorised, solved for three outputs, float32)
-one float64 eigendecomposition of the same kernel costs. `kernels/ridges.py` shares a
+one float64 eigendecomposition of the same kernel costs. `kernels/_solve.py` shares a
 factorisation where there are more ridges than that.
 """
 
@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 
 from normalign.kernels import Laplace, Solver, kernel_matrix
-from normalign.kernels.solve import solve
-from normalign.kernels.system import System
+from normalign.kernels._solve import solve
+from normalign.kernels._system import System
 from normalign_reproduction.store import commit
 
 

@@ -9,7 +9,7 @@ Row = dict[str, Any]
 # What the columns of benchmarks/rfm.py are called on the page.
 NAMES = {
     "ours": "ours",
-    "tensors": "without numba",
+    "tensors": "ours, by tensors alone",
     "core": "recursion alone",
     "factors": "its factors alone",
     "xrfm": "xrfm",
@@ -35,23 +35,10 @@ def rfm(result: Row) -> list[str]:
     for part in ("e", "h"):
         if result["records"].get(part):
             lines += [*_large(part, result["records"][part]), ""]
-    if result["records"].get("g"):
-        lines += [*_first(result["records"]["g"]), ""]
     if result.get("xrfm"):
         numba = f", numba {result['numba']}" if result.get("numba") else ""
         lines += [f"xrfm {result['xrfm']}{numba}.", ""]
     return lines
-
-
-def speed_up(result: Row) -> dict[str, str]:
-    """How many times as fast small tables are by numba, at least and at most."""
-    rows = [row["milliseconds"] for row in result["records"]["c"]]
-    times = [row["tensors"] / row["ours"] for row in rows]
-    sizes = [row["n"] for row in result["records"]["c"]]
-    return {
-        "numba_least": f"{min(times):.1f}", "numba_most": f"{max(times):.1f}",
-        "numba_fewest": f"{min(sizes)}", "numba_rows": f"{max(sizes)}",
-    }  # fmt: skip
 
 
 def _seconds(value: float) -> str:
@@ -123,19 +110,6 @@ def _large(part: str, rows: list[Row]) -> list[str]:
             f"{row['n_test']} rows | {held} | {100 * row['auc']:.2f} (at best "
             f"{100 * row['best_auc']:.2f}) | {behind} |"
         )
-    return lines
-
-
-def _first(rows: list[Row]) -> list[str]:
-    lines = [
-        "| (g) first fit of a process | without numba | compiling | compiled before |",
-        "|---|---|---|---|",
-    ]
-    for row in rows:
-        cells = [
-            _seconds(row["seconds"][n]) for n in ("tensors", "compiling", "compiled")
-        ]
-        lines.append(f"| {_size(row)}, float64 | " + " | ".join(cells) + " |")
     return lines
 
 

@@ -6,9 +6,9 @@ A table stands between ``<!--table:NAME-->`` and ``<!--/table-->``; NAME is a fi
 ``results/benchmarks/NAME.json`` that a script in ``benchmarks/`` wrote with ``--save``.
 What is of the paper stands between ``<!--paper:ITEM/WHAT/PRESET-->`` and
 ``<!--/paper-->`` (see ``paper_tables.py``). A single number stands between
-``<!--v:NAME-->`` and ``<!--/v-->`` (see ``tabular_numbers.py`` for those of the paper,
-``speed_up`` in ``machine_tables.py`` for those of numba). Where there are no such
-results yet, the page says so. A test checks that every page shows what its files say.
+``<!--v:NAME-->`` and ``<!--/v-->`` (see ``tabular_numbers.py``). Where there are no
+such results yet, the page says so. A test checks that every page shows what its files
+say.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests run this file from afar
 from deep_tables import layer_profile, robust_training
-from machine_tables import rfm, rfm_selection, ridges, speed_up
+from machine_tables import rfm, rfm_selection, ridges
 from paper_tables import shown
 from tabular_numbers import numbers
 
@@ -271,10 +271,6 @@ def table(name: str) -> str:
     )
 
 
-def _by_numba() -> dict[str, str]:
-    return speed_up(json.loads((RESULTS / "benchmarks" / "rfm-cpu.json").read_text()))
-
-
 def filled(page: str) -> str:
     """The page with every table made anew.
 
@@ -297,8 +293,7 @@ def filled(page: str) -> str:
 
     def number(match: re.Match[str]) -> str:
         name = match[1]
-        found = _by_numba() if name.startswith("numba_") else numbers()
-        return f"<!--v:{name}-->{found[name]}<!--/v-->"
+        return f"<!--v:{name}-->{numbers()[name]}<!--/v-->"
 
     return VALUE.sub(number, TABLE.sub(fill, page))
 

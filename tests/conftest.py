@@ -11,7 +11,7 @@ import pytest
 # that the rest runs on a machine with torch, scikit-learn and pytest alone.
 OPTIONAL = {
     "array_api_strict", "art", "catboost", "distributed", "foolbox", "hypothesis",
-    "markdown_it", "matplotlib", "mlxtend", "normalign_reproduction", "numba",
+    "markdown_it", "matplotlib", "mlxtend", "normalign_reproduction",
     "pandas", "pooch", "pytorch_optimizer", "safetensors", "skops", "xrfm",
 }  # fmt: skip
 

@@ -24,7 +24,7 @@ OWN = {
     for folder in ("benchmarks", "docs", "tests/data")
     for path in (TESTS.parent / folder).glob("*.py")
 }
-MISSING = (OPTIONAL | {"dask", "xdist"}) - {"matplotlib", "numba", "pandas"}
+MISSING = (OPTIONAL | {"dask", "xdist"}) - {"matplotlib", "pandas"}
 
 
 def collect(*arguments, missing=MISSING, cwd=TESTS.parent):

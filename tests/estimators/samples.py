@@ -42,6 +42,6 @@ def ticking(monkeypatch, *, seconds):
     def passed(pace):
         nonlocal now
         now += next(steps, seconds)
-        return now - workers.seconds_of_compiling()
+        return now
 
     monkeypatch.setattr(workers.Pace, "_now", passed)

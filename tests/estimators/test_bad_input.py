@@ -17,7 +17,7 @@ from normalign.estimators import (
     RFMRegressor,
     make_tabular_pipeline,
 )
-from normalign.kernels import direct
+from normalign.kernels import _solve
 from tests.estimators.samples import (
     CLASSIFIERS,
     ESTIMATORS,
@@ -667,7 +667,7 @@ def test_what_no_solver_can_help_is_told_in_the_name_of_whom_was_called(
     size, monkeypatch
 ):
     # no table is known for which it takes more than a jitter
-    monkeypatch.setattr(direct, "_factorise", lambda *matrix, **jitter: False)
+    monkeypatch.setattr(_solve, "_factorise", lambda *matrix, **jitter: False)
     machine = RFMRegressor(n_iter=0, exponent=1.5, max_leaf_size=size)
     with pytest.raises(ValueError, match=r"^RFMRegressor: rows must be finite, with"):
         machine.fit(X, NUMBERS)

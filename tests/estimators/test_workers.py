@@ -16,7 +16,6 @@ from normalign.estimators import RFAMRegressorCV, RFMRegressor, workers
 from normalign.estimators.recipe import Recipe
 from normalign.estimators.workers import Clock, Pace, shared_threads
 from normalign.kernels import Laplace
-from normalign.kernels.compiled import waits
 from tests.estimators.samples import NUMBERS, X, ticking
 
 RECIPE = Recipe(kernel=Laplace(bandwidth=5.0))
@@ -63,29 +62,6 @@ def test_a_clock_goes_on_with_the_seconds_left_on_another_machine(monkeypatch):
     assert pickle.loads(sent).budget() == 0
     monkeypatch.setattr(workers, "_machine", lambda: "another")
     assert 0 < pickle.loads(sent).budget() <= 0.01
-
-
-def test_a_compiler_is_not_counted(monkeypatch):
-    ticking(monkeypatch, seconds=4)
-    monkeypatch.setattr(workers, "seconds_of_compiling", lambda: 0.0)
-    pace = Pace(5.0)
-    monkeypatch.setattr(workers, "seconds_of_compiling", lambda: 3.5)
-    assert pace.another()  # half a second of work so far
-
-
-def test_a_compiler_is_waited_for_once_and_that_is_known():
-    numba = pytest.importorskip("numba")
-    from normalign.kernels.compiled.compiling import compiled
-
-    before = list(waits)
-    doubled = compiled(lambda x: 2 * x)
-    started = time.monotonic()
-    assert doubled(numba.float64(2.0)) == 4
-    taken = time.monotonic() - started
-    assert len(waits) == len(before) + 1
-    assert 0 < waits[-1] <= taken
-    assert doubled(3.0) == 6
-    assert len(waits) == len(before) + 1
 
 
 def test_workers_share_the_cores_and_leave_the_threads_as_they_were():

@@ -1,7 +1,5 @@
 """The average gradient outer product: both sums, weights, diagonals."""
 
-import importlib
-
 import pytest
 import torch
 from hypothesis import given
@@ -11,17 +9,16 @@ from normalign.kernels import (
     Gaussian,
     Laplace,
     ProductLaplace,
+    _agop,
+    _expansion,
+    _sides,
     agop,
     expansion_jacobian,
-    gradients,
     kernel_matrix,
 )
-from normalign.kernels import tiles as tiles_module
 from normalign.kernels._agop import cheaper_form
 from tests.kernels.cases import DOUBLE, KERNELS, METRICS, metric, points
 
-# the module, whose name in the package is that of its function
-agop_module = importlib.import_module("normalign.kernels._agop")
 RADIAL = [kernel for kernel in KERNELS if "Product" not in repr(kernel)]
 
 
@@ -38,8 +35,8 @@ def averaged(x, centers, coef, kernel, seen, weights=None):
 def test_both_sums_are_the_average_of_the_jacobians(
     kernel, form, kind, weighted, monkeypatch
 ):
-    monkeypatch.setattr(tiles_module, "_CPU_TILE", (4, 3))
-    monkeypatch.setattr(gradients, "_COLUMNS", 60)  # several passes over the outputs
+    monkeypatch.setattr(_sides, "_CPU_TILE", (4, 3))
+    monkeypatch.setattr(_expansion, "_COLUMNS", 60)  # several passes over the outputs
     x, centers, coef = points(9, 3), points(11, 3, seed=1), points(11, 4, seed=2)
     seen = metric(kind, 3)
     weights = points(9, 1, seed=3)[:, 0].abs() if weighted else None
@@ -233,9 +230,9 @@ def test_few_near_rows_are_taken_by_gradients_and_the_others_by_pairs(monkeypatc
     x, coef = points(60, 30), points(60, 40, seed=1)
     x[1] = x[0] + 1e-9
     taken = []
-    original = agop_module._paired
+    original = _agop._sum_over_pairs
     monkeypatch.setattr(
-        agop_module, "_paired",
+        _agop, "_sum_over_pairs",
         lambda rows, *rest: taken.append(len(rows)) or original(rows, *rest),
     )  # fmt: skip
     for kernel in RADIAL:

@@ -8,15 +8,14 @@ import torch
 from normalign.kernels import (
     Laplace,
     Solver,
+    _precision,
+    _triangle,
     agop,
-    blocks,
     kernel_matrix,
-    precision,
     recursions,
 )
-from normalign.kernels import triangle as module
+from normalign.kernels._precision import Factor, multiply_, subtract_product_
 from normalign.kernels.cuda import kernels_for
-from normalign.kernels.precision import Factor, multiply_, subtract_product_
 from tests.kernels.cases import DOUBLE, KERNELS, metric, points
 
 pytestmark = pytest.mark.cuda
@@ -32,8 +31,8 @@ def last(x, y, kernel, seen, solver):
 @pytest.mark.parametrize("kind", ["diagonal", "full"])
 @pytest.mark.parametrize("kernel", KERNELS, ids=repr)
 def test_a_device_gives_the_same_machine(kernel, kind, name, monkeypatch):
-    monkeypatch.setattr(module, "_DEVICE_WIDTH", 64)
-    monkeypatch.setattr(module, "_DEVICE_STRIP", 24)
+    monkeypatch.setattr(_triangle, "_DEVICE_WIDTH", 64)
+    monkeypatch.setattr(_triangle, "_DEVICE_STRIP", 24)
     x, y, seen = points(300, 5), points(300, 3, seed=1), metric(kind, 5)
     solver = Solver(name, tolerance=1e-12, rank=50)
     host = last(x, y, kernel, seen, solver)
@@ -56,9 +55,9 @@ def test_a_device_gives_the_same_machine(kernel, kind, name, monkeypatch):
 def test_every_way_of_factorising_solves_the_system(
     strip, small, ahead, dtype, monkeypatch
 ):
-    monkeypatch.setattr(module, "_DEVICE_STRIP", strip)
-    monkeypatch.setattr(module, "_DEVICE_AHEAD", ahead)
-    monkeypatch.setattr(module, "_DEVICE_SMALL", small)
+    monkeypatch.setattr(_triangle, "_DEVICE_STRIP", strip)
+    monkeypatch.setattr(_triangle, "_DEVICE_AHEAD", ahead)
+    monkeypatch.setattr(_triangle, "_DEVICE_SMALL", small)
     x, y = (points(5000, k, seed=k, dtype=dtype).cuda() for k in (6, 3))
     settings = {"kernel": KERNELS[0], "ridge": 1e-2, "metric": torch.eye(6).to(x)}
     for step in recursions(x, y, n_iter=2, **settings):
@@ -79,7 +78,7 @@ def test_both_sums_of_gradients_work_there(form):
 
 @pytest.fixture
 def without_kernels(monkeypatch):
-    for user in (blocks, precision):
+    for user in (_triangle, _precision):
         monkeypatch.setattr(user, "kernels_for", lambda tensor: None)
 
 
@@ -93,7 +92,7 @@ def test_the_kernels_can_be_had_and_only_for_float32():
 def test_without_kernels_the_library_solves_the_system(
     ahead, without_kernels, monkeypatch
 ):
-    monkeypatch.setattr(module, "_DEVICE_AHEAD", ahead)
+    monkeypatch.setattr(_triangle, "_DEVICE_AHEAD", ahead)
     x, y = (points(3000, k, seed=k, dtype=torch.float32).cuda() for k in (6, 3))
     settings = {"kernel": KERNELS[0], "ridge": 1e-2, "metric": torch.eye(6).to(x)}
     (step,) = recursions(x, y, n_iter=0, **settings)
@@ -116,7 +115,7 @@ def definite(n, pitch):
 @pytest.mark.parametrize("n", [1, 7, 32, 33, 127, 128, 129, 161, 300, 391, 512, 1024])
 def test_a_block_and_its_inverse_are_those_of_the_library(n, pitch):
     block, matrix = definite(n, pitch)
-    inverse, (failure,), cut = blocks.factorise_and_invert_(block, 1024)
+    inverse, (failure,), cut = _triangle.factorise_and_invert_(block, 1024)
     assert not failure
     factor = torch.linalg.cholesky(matrix)
     found, inverse = block.tril().double().cpu(), inverse.double().cpu()
@@ -134,10 +133,12 @@ def test_a_block_and_its_inverse_are_those_of_the_library(n, pitch):
 def test_a_block_comes_out_the_same_every_time():
     block, _ = definite(1024, 1024)
     first = block.clone()
-    inverse = blocks.factorise_and_invert_(first, 1024).inverse
+    inverse = _triangle.factorise_and_invert_(first, 1024).inverse
     for _ in range(20):
         again = block.clone()
-        assert torch.equal(blocks.factorise_and_invert_(again, 1024).inverse, inverse)
+        assert torch.equal(
+            _triangle.factorise_and_invert_(again, 1024).inverse, inverse
+        )
         assert torch.equal(again.tril(), first.tril())
 
 
@@ -146,7 +147,7 @@ def test_a_block_comes_out_the_same_every_time():
 def test_a_block_that_is_not_definite_is_reported_there(place, value):
     matrix = torch.eye(1000, device="cuda")
     matrix[place, place] = value
-    assert any(blocks.factorise_and_invert_(matrix, 1024).failures)
+    assert any(_triangle.factorise_and_invert_(matrix, 1024).failures)
 
 
 def test_products_in_half_precision_are_as_accurate_as_in_float32():
@@ -168,7 +169,7 @@ def test_products_in_half_precision_are_as_accurate_as_in_float32():
 
 def test_rows_times_an_inverse_are_as_accurate_as_in_float32():
     block, _ = definite(512, 512)
-    inverse, _, cut = blocks.factorise_and_invert_(block, 1024)
+    inverse, _, cut = _triangle.factorise_and_invert_(block, 1024)
     rows = points(2000, 512, dtype=torch.float32).cuda()
     wanted = rows.double() @ inverse.T.double()
     plain = rows @ inverse.T
@@ -184,7 +185,7 @@ def test_rows_times_an_inverse_are_as_accurate_as_in_float32():
 @pytest.mark.parametrize("n", [1, 6, 300, 1024, 1025, 2500, 5003])
 def test_a_solution_is_that_of_the_square(n, k):
     block, matrix = definite(n, n)
-    held = module.Triangle(n, dtype=torch.float32, device=block.device)
+    held = _triangle.Triangle(n, dtype=torch.float32, device=block.device)
     for start, panel in zip(held.edges, held.panels, strict=False):
         panel.copy_(block[start:, start : start + panel.shape[1]])
     assert held.factorise_()
@@ -192,7 +193,7 @@ def test_a_solution_is_that_of_the_square(n, k):
     wanted = torch.linalg.solve(matrix, right)
     found = held.solve_(right.float().cuda())
     assert (found.double().cpu() - wanted).norm() < 1e-4 * n**0.5 * wanted.norm()
-    assert held._solved_by_kernel_(right.float().cuda()) == (k < 5)
+    assert held._solve_by_kernel_(right.float().cuda()) == (k < 5)
 
 
 @pytest.mark.parametrize("spread", [1.0, 1e4, 1e9])

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from normalign.kernels import Gaussian, Laplace, Solver, System, iterative
-from normalign.kernels.memory import Needs
-from normalign.kernels.solve import solve
+from normalign.kernels import Gaussian, Laplace, Solver, System, _iterative
+from normalign.kernels._memory import Needs
+from normalign.kernels._solve import solve
 from tests.kernels.cases import DOUBLE, KERNELS, dense, points, system
 
 
@@ -75,9 +75,9 @@ def test_the_preconditioner_saves_steps():
 def test_the_preconditioner_does_not_depend_on_a_default_dtype():
     problem = system(n=3000, d=1)  # half precision counts to 2048
     y = points(3000, 1)
-    found = iterative._preconditioner(problem, 20, "solve")(y)
+    found = _iterative._preconditioner(problem, 20, "solve")(y)
     torch.set_default_dtype(torch.float32)
-    assert torch.equal(found, iterative._preconditioner(problem, 20, "solve")(y))
+    assert torch.equal(found, _iterative._preconditioner(problem, 20, "solve")(y))
 
 
 @pytest.mark.parametrize("ridge", [1e-3, 0.1])
@@ -112,7 +112,7 @@ def test_a_ridge_that_has_no_inverse_is_an_error_not_a_loop():
 def test_the_best_iterate_is_returned_and_never_worse_than_zero():
     product = torch.tensor([[1.0, 0.0], [0.0, -1.0]], dtype=DOUBLE)  # not definite
     b = torch.ones(2, 1, dtype=DOUBLE)
-    _, _, residual = iterative.conjugate_gradients(
+    _, _, residual = _iterative.conjugate_gradients(
         lambda v: product @ v, b, lambda r: r, 1e-8, 5
     )
     assert residual <= 1
@@ -125,11 +125,11 @@ def test_targets_of_zero_are_solved_by_zeros():
 
 def test_the_rank_follows_the_memory():
     needs = Needs.of(system(), 1)
-    roomy = iterative._rank(needs, Solver(), 1 << 40)
-    tight = iterative._rank(needs, Solver(), needs.iterative(20))
+    roomy = _iterative._rank(needs, Solver(), 1 << 40)
+    tight = _iterative._rank(needs, Solver(), needs.iterative(20))
     assert roomy == 40
     assert tight == 20
-    assert iterative._rank(needs, Solver(), 1) == 1
+    assert _iterative._rank(needs, Solver(), 1) == 1
 
 
 def test_conjugate_gradients_give_up_one_table_before_they_make_another():
@@ -167,7 +167,7 @@ def test_a_ridge_for_which_no_step_helps_is_refused():
 def test_a_diagonal_of_the_inverse_without_progress_is_refused(monkeypatch):
     found = solve(system(n=30), points(30, 1), Solver("cg"))
     monkeypatch.setattr(
-        iterative, "conjugate_gradients", lambda _, b, *rest, **more: (0 * b, 100, 1.0)
+        _iterative, "conjugate_gradients", lambda _, b, *rest, **more: (0 * b, 100, 1.0)
     )
     with pytest.raises(ValueError, match="solve: ridge must be large enough"):
         found.inverse_diagonal(torch.arange(3))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normalign.kernels import initial_metric, metric_root, normalised
-from normalign.kernels.metric import learned
+from normalign.kernels._metric import scaled_update
 from tests.kernels.cases import DOUBLE, metric, points
 
 
@@ -57,8 +57,8 @@ def test_a_weight_outside_the_unit_interval_is_refused(weight):
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 def test_nothing_is_learned_from_squares_that_are_no_numbers(dtype):
     for size in (0.0, torch.finfo(dtype).tiny, math.inf, math.nan):
-        assert learned(torch.eye(2, dtype=dtype) * size) is None
-    found = learned(torch.diag(torch.tensor([3.0, 1.0], dtype=dtype)))
+        assert scaled_update(torch.eye(2, dtype=dtype) * size) is None
+    found = scaled_update(torch.diag(torch.tensor([3.0, 1.0], dtype=dtype)))
     assert torch.equal(found, torch.diag(torch.tensor([1.5, 0.5], dtype=dtype)))
 
 

@@ -12,14 +12,13 @@ from normalign.kernels import (
     Laplace,
     Machine,
     Solver,
-    compiled,
-    direct,
+    _recursion,
+    _solve,
     initial_metric,
-    recursion,
     recursions,
 )
 from normalign.kernels._agop import centred_agop
-from normalign.kernels.sampling import seeded
+from normalign.kernels._distances import new_generator
 from tests.kernels import transcription
 from tests.kernels.cases import DOUBLE, KERNELS, METRICS, metric, points
 
@@ -47,6 +46,17 @@ def test_float64_agrees_with_the_plain_transcription(identity_weight, k):
         scale = coef.abs().max()
         assert torch.allclose(one.machine.coef / scale, coef / scale, atol=1e-8)
         assert (one.solved.solver, one.solved.jitter) == ("cholesky", 0)
+
+
+def test_the_last_machine_alone_is_that_of_all():
+    x, y = points(60, 5), points(60, 2, seed=1)
+    *_, wanted = fitted(x, y)
+    (found,) = fitted(x, y, every=False)
+    assert found.index == wanted.index == 3
+    assert torch.equal(found.machine.coef, wanted.machine.coef)
+    assert torch.equal(
+        found.left_out(torch.arange(9)), wanted.left_out(torch.arange(9))
+    )
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=repr)
@@ -124,13 +134,8 @@ def test_left_out_outputs_are_those_of_machines_fitted_without_the_row(solver):
         assert torch.allclose(found[row], wanted, atol=close)
 
 
-@pytest.mark.parametrize("numba", [True, False])
 @pytest.mark.parametrize("solver", ["cholesky", "cg"])
-def test_rows_are_left_out_until_the_next_iteration_is_asked_for(
-    solver, numba, monkeypatch
-):
-    if not numba:
-        monkeypatch.setattr(compiled, "is_available", lambda: False)
+def test_rows_are_left_out_until_the_next_iteration_is_asked_for(solver):
     x, y, rows = points(40, 3), points(40, 2, seed=1), torch.arange(5)
     settings = {"kernel": Laplace(2.0), "ridge": 0.1, "metric": metric("full", 3)}
     steps = recursions(x, y, n_iter=1, solver=Solver(solver), **settings)
@@ -144,20 +149,15 @@ def test_rows_are_left_out_until_the_next_iteration_is_asked_for(
     assert last.room(rows).shape == (5,)
 
 
-@pytest.mark.parametrize("numba", [True, False])
-def test_float32_is_let_go_before_float64_is_tried(numba, monkeypatch):
-    if not numba:
-        monkeypatch.setattr(compiled, "is_available", lambda: False)
+def test_float32_is_let_go_before_float64_is_tried(monkeypatch):
     lost = iter([0.0, 1.0, 0.0, 0.0])  # the second is one of float32
-    monkeypatch.setattr(direct, "lost_share", lambda *_: next(lost))
+    monkeypatch.setattr(_solve, "lost_share", lambda *_: next(lost))
     x = points(80, 3, dtype=torch.float32)
     settings = {"kernel": Laplace(2.0), "ridge": 0.1, "metric": torch.eye(3)}
     steps = list(recursions(x, x[:, :1], n_iter=2, **settings))
     assert [step.solved.dtype.itemsize for step in steps] == [4, 8, 8]
     memories = [step._solution.spare for step in steps]
-    held = [len(m.square if numba else m.panels) > 0 for m in memories]
-    # compiled code copies the points, which the third iteration has from elsewhere
-    assert held == ([False, False, True] if numba else [False, True, True])
+    assert [len(memory.panels) > 0 for memory in memories] == [False, True, True]
 
 
 def test_the_intercept_is_the_mean_and_takes_up_shifts():
@@ -229,8 +229,8 @@ def test_little_memory_forbids_the_square_of_slopes(monkeypatch):
         forms.append(form)
         return centred_agop(*tables, form=form, **settings)
 
-    monkeypatch.setattr(recursion, "centred_agop", watched)
-    monkeypatch.setattr(recursion, "_SMALL_SQUARE", 0)
+    monkeypatch.setattr(_recursion, "centred_agop", watched)
+    monkeypatch.setattr(_recursion, "_SMALL_SQUARE", 0)
     x, y = points(30, 6), points(30, 20, seed=1)
     for limit in (1 << 30, 10_000):
         fitted(x, y, n_iter=1, solver=Solver("cg", memory_limit=limit))
@@ -296,9 +296,9 @@ def test_a_resampled_update_counts_rows_as_often_as_they_are_drawn():
     x, y = points(30, 4), points(30, 2, seed=1)
     settings = {"kernel": Laplace(2.0), "ridge": 0.1, "metric": torch.eye(4).double()}
     first, second = recursions(
-        x, y, n_iter=1, resampled=True, generator=seeded(3), **settings
+        x, y, n_iter=1, resampled=True, generator=new_generator(3), **settings
     )
-    drawn = torch.randint(30, (30,), generator=seeded(3))
+    drawn = torch.randint(30, (30,), generator=new_generator(3))
     expected = sum(
         jacobian.T @ jacobian for jacobian in first.machine.jacobian(x)[drawn]
     )
@@ -312,11 +312,12 @@ def test_rows_that_are_drawn_keep_their_weights(resampled):
     weights = torch.linspace(0.5, 3, 30, dtype=DOUBLE)
     first, second = recursions(
         x, y, kernel=Laplace(2.0), ridge=0.1, metric=torch.eye(4).double(), n_iter=1,
-        weights=weights, agop_samples=12, resampled=resampled, generator=seeded(3),
+        weights=weights, agop_samples=12, resampled=resampled,
+        generator=new_generator(3),
     )  # fmt: skip
-    drawn = torch.randint(30, (12,), generator=seeded(3))
+    drawn = torch.randint(30, (12,), generator=new_generator(3))
     if not resampled:
-        drawn = torch.randperm(30, generator=seeded(3))[:12]
+        drawn = torch.randperm(30, generator=new_generator(3))[:12]
     jacobians = first.machine.jacobian(x)[drawn]
     expected = torch.einsum("n,nkd,nke->de", weights[drawn], jacobians, jacobians)
     torch.testing.assert_close(second.machine.metric, expected * (4 / expected.trace()))
@@ -330,7 +331,7 @@ def test_a_resampled_update_draws_no_more_rows_than_are_wanted(monkeypatch):
         counted.append(float(weights.sum()))
         return centred_agop(rows, *more, weights=weights, **settings)
 
-    monkeypatch.setattr("normalign.kernels.recursion.centred_agop", watched)
+    monkeypatch.setattr("normalign.kernels._recursion.centred_agop", watched)
     settings = {"kernel": Laplace(2.0), "ridge": 0.1, "metric": torch.eye(3).double()}
     list(recursions(x, y, n_iter=2, resampled=True, agop_samples=20, **settings))
     list(recursions(x, y, n_iter=1, resampled=True, agop_samples=900, **settings))
@@ -361,12 +362,11 @@ def test_a_wide_table_is_learned_alike_in_both_precisions(kernel, settings):
     assert (outputs[0] - outputs[1]).abs().max() < 1e-3 * y.std()
 
 
-@pytest.mark.parametrize("every", [True, False])
 @pytest.mark.parametrize("distance", [1e-3, 1e-5, 1e-6])
-def test_rows_near_each_other_are_learned_from_as_the_formula_says(distance, every):
+def test_rows_near_each_other_are_learned_from_as_the_formula_says(distance):
     x, y = points(80, 3), points(80, 1, seed=1)
     x[60:] = x[:20] + distance * points(20, 3, seed=2)
-    *_, last = fitted(x, y, n_iter=1, ridge=0.1, every=every)
+    *_, last = fitted(x, y, n_iter=1, ridge=0.1)
     apart = x[None] - x[:, None]
     lengths = apart.norm(dim=2) / 10
     coef = torch.linalg.solve(torch.exp(-lengths) + 0.1 * torch.eye(80), y)
@@ -377,22 +377,20 @@ def test_rows_near_each_other_are_learned_from_as_the_formula_says(distance, eve
     torch.testing.assert_close(last.machine.metric, wanted, rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize("every", [True, False])
 @pytest.mark.parametrize("size", [1e-30, 1e-20, 1e18, 1e30])
-def test_targets_of_any_size_teach_the_same_metric(size, every):
+def test_targets_of_any_size_teach_the_same_metric(size):
     x, y = points(60, 3).float(), torch.sin(2 * points(60, 3)[:, :1]).float()
     *_, plain = fitted(x, y, n_iter=2)
-    *_, last = fitted(x, y * size, n_iter=2, every=every)
+    *_, last = fitted(x, y * size, n_iter=2)
     torch.testing.assert_close(
         last.machine.metric.float(), plain.machine.metric, rtol=0, atol=1e-4
     )
 
 
 @pytest.mark.parametrize("kernel", [Laplace(0.4), Gaussian(2.0)], ids=repr)
-@pytest.mark.parametrize("every", [True, False])
-def test_gradients_too_small_to_be_squared_in_float32_are_learned_from(kernel, every):
+def test_gradients_too_small_to_be_squared_in_float32_are_learned_from(kernel):
     x = points(300, 300)
-    settings = {"kernel": kernel, "n_iter": 1, "every": every}
+    settings = {"kernel": kernel, "n_iter": 1}
     *_, exact = fitted(x, x[:, :1], **settings)
     *_, last = fitted(x.float(), x[:, :1].float(), **settings)
     changed = (exact.machine.metric - torch.eye(300).double()).abs().max()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normalign.kernels import Laplace
-from normalign.kernels.sides import NEAR, mend_near_
+from normalign.kernels._sides import NEAR, recompute_near_
 from tests.kernels.cases import metric, points
 
 
@@ -53,10 +53,10 @@ def test_a_tile_is_mended_in_pieces(monkeypatch):
     z = x + 1e-6
     kernel = Laplace(2.0)
     rows, columns = kernel.sides(x, None), kernel.sides(z, None)
-    whole = mend_near_(rows.left @ columns.right.T, rows, columns)
-    monkeypatch.setattr("normalign.kernels.sides._CPU_ENTRIES", 200)
-    monkeypatch.setattr("normalign.kernels.sides._COORDINATES", 9)
-    pieces = mend_near_(rows.left @ columns.right.T, rows, columns)
+    whole = recompute_near_(rows.left @ columns.right.T, rows, columns)
+    monkeypatch.setattr("normalign.kernels._sides._CPU_ENTRIES", 200)
+    monkeypatch.setattr("normalign.kernels._sides._COORDINATES", 9)
+    pieces = recompute_near_(rows.left @ columns.right.T, rows, columns)
     assert torch.equal(whole, pieces)
 
 

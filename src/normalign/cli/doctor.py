@@ -23,7 +23,6 @@ _EXTRAS = {
     "download": ("pooch", "fetching MNIST and CIFAR-10"),
     "frames": ("pandas", "tables and results as DataFrames"),
     "weights": ("safetensors", "reading .safetensors files"),
-    "fast": ("numba", "faster kernel machines on a CPU"),
     "skops": ("skops", "fitted estimators in files without pickle"),
     "dask": ("distributed", "fits on a cluster"),
     "peers": ("catboost", "other methods, for benchmarks and tests"),

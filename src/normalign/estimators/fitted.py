@@ -16,8 +16,8 @@ from normalign.estimators.partition.blended import assembled
 from normalign.estimators.scale.placement import DTYPES, Frame, farthest, power_of_two
 from normalign.estimators.tables.arrays import Origin, checked_features
 from normalign.kernels import KERNELS, Kernel, Machine, metric_root
-from normalign.kernels._pull_back import Cotangent, jacobian_pull_back
-from normalign.kernels.metric import through_metric
+from normalign.kernels._expansion import Cotangent, jacobian_pull_back
+from normalign.kernels._metric import through_metric
 
 __all__ = ["FittedMachine", "kernel_named", "machine_bandwidth"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normalign.estimators.workers import memory_share
 from normalign.kernels import Iteration, Kernel, Solver, initial_metric
-from normalign.kernels.recursion import iterate
+from normalign.kernels._recursion import iterate
 
 __all__ = ["Recipe", "Report"]
 
@@ -67,7 +67,6 @@ class Recipe:
         seed: int,
         *,
         metric: Any = None,
-        every: bool = True,
     ) -> Iterator[Iteration]:
         """Algorithm 1 on these rows, in float64 from where float32 does not do.
 
@@ -79,13 +78,11 @@ class Recipe:
             rounded centers would find no row where it learned one.
         metric : array or tensor, optional
             Where to start; by default as `identity_weight` says.
-        every : bool, default=True
-            Whether more than the last iteration is wanted.
         """
         generator = torch.Generator().manual_seed(seed)
         coarse = x.dtype.itemsize > self.dtype.itemsize
         first = 0
-        for iteration in self._run(x, y, weights, metric, 0, generator, every):
+        for iteration in self._run(x, y, weights, metric, 0, generator):
             if not coarse or iteration.machine.coef.dtype == self.dtype:
                 yield iteration
                 continue
@@ -95,7 +92,7 @@ class Recipe:
             return
         del iteration  # and its factor
         finer = replace(self, dtype=torch.float64)
-        yield from finer._run(x, y, weights, metric, first, generator, every)
+        yield from finer._run(x, y, weights, metric, first, generator)
 
     def _run(
         self,
@@ -105,7 +102,6 @@ class Recipe:
         metric: Any,
         first: int,
         generator: Any,
-        every: bool,
     ) -> Iterator[Iteration]:
         rows, mass = self._placed(x), None if weights is None else self._placed(weights)
         if metric is None:
@@ -126,7 +122,6 @@ class Recipe:
             bandwidth_rule=self.bandwidth_rule,
             solver=self.solver,
             agop_samples=self.agop_samples,
-            every=every,
             generator=generator,
             centred=self.centred,
         )

@@ -67,8 +67,7 @@ def fit_whole(
     pace, scores = Pace(clock.budget()), []
     best: tuple[float, WholeFit] | None = None
     last = cut_short = False
-    every = validation is not None or clock.deadline is not None
-    for iteration in recipe.iterations(x, y, weights, seed, every=every):
+    for iteration in recipe.iterations(x, y, weights, seed):
         if validation is not None:
             scores.append(validation(iteration.machine))
         last = iteration.index == recipe.n_iter

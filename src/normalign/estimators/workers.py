@@ -21,8 +21,7 @@ import torch
 from joblib.parallel import get_active_backend
 from threadpoolctl import threadpool_limits
 
-from normalign.kernels.compiled import seconds_of_compiling
-from normalign.kernels.memory import UNASKED, available_bytes
+from normalign.kernels._memory import SMALL_BYTES, available_bytes
 
 __all__ = [
     "Clock",
@@ -85,9 +84,6 @@ def _machine() -> str:
 class Pace:
     """How long iterations take, and whether another one would end in time.
 
-    A compiler that has to be waited for, once on a machine, does not count: it says
-    nothing about the next iteration.
-
     Parameters
     ----------
     budget : float
@@ -106,7 +102,7 @@ class Pace:
         return now - self.started + self.slowest <= self.budget
 
     def _now(self) -> float:
-        return time.monotonic() - seconds_of_compiling()
+        return time.monotonic()
 
 
 def memory_share(
@@ -125,7 +121,7 @@ def memory_share(
     if n_jobs == 1:
         return limit
     if limit is None:
-        return max(available_bytes(torch.device(device)) // n_jobs, UNASKED)
+        return max(available_bytes(torch.device(device)) // n_jobs, SMALL_BYTES)
     return max(limit // n_jobs, 1)
 
 

@@ -31,23 +31,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from normalign._errors import complaint, require
-from normalign.kernels.arguments import require_expansion
-from normalign.kernels.functions import Kernel, Laplace, Radial
-from normalign.kernels.gradients import (
+from normalign._errors import describe
+from normalign.kernels._expansion import (
+    apply_factor,
     outputs_at_once,
-    pulled_back,
     raw_gradients,
 )
-from normalign.kernels.sides import NEAR, Sides, middle
-from normalign.kernels.tiles import spans, tile_shape
+from normalign.kernels._functions import Kernel, Laplace, Radial, require_expansion
+from normalign.kernels._sides import NEAR, Sides, middle, spans, tile_shape
 
 __all__ = [
     "agop",
+    "apply_diagonal",
+    "apply_full",
     "cheaper_form",
-    "finished",
     "sum_of_squares",
-    "through_full",
 ]
 
 Form = Literal["auto", "gradients", "pairs"]
@@ -104,20 +102,17 @@ def agop(
     tensor([[1.4715]])
     """
     require_expansion("agop", x, centers, coef, kernel, metric)
-    require(
-        weights is None or (weights.shape == (len(x),) and bool((weights > 0).all())),
-        "agop",
-        "weights",
-        f"positive, of shape ({len(x)},)",
-        weights,
-    )
-    require(
-        form in ("auto", "gradients", "pairs"),
-        "agop",
-        "form",
-        '"auto", "gradients" or "pairs"',
-        repr(form),
-    )
+    if weights is not None and (
+        weights.shape != (len(x),) or not bool((weights > 0).all())
+    ):
+        raise ValueError(
+            f"agop: weights must be positive, of shape ({len(x)},), "
+            f"got {describe(weights)}."
+        )
+    if form not in ("auto", "gradients", "pairs"):
+        raise ValueError(
+            f'agop: form must be "auto", "gradients" or "pairs", got {form!r}.'
+        )
     shift = middle(centers)
     x, centers = x - shift, centers - shift
     sides = kernel.sides(x, metric), kernel.sides(centers, metric)
@@ -144,13 +139,13 @@ def centred_agop(
         (n, d), (m, k) = x.shape, coef.shape
         form = cheaper_form((n, m, k, d), kernel, coef.dtype)
     mass = len(x) if weights is None else weights.sum()
-    x, centers = (through_full(part, kernel, metric) for part in (x, centers))
+    x, centers = (apply_full(part, kernel, metric) for part in (x, centers))
     if form == "pairs":
         if not isinstance(kernel, Radial):
             raise ValueError(
-                complaint("agop", "form", '"gradients" for this kernel', repr(form))
+                f'agop: form must be "gradients" for this kernel, got {form!r}.'
             )
-        total = _by_pairs(x, centers, coef, kernel, sides, weights, metric)
+        total = _agop_by_pairs(x, centers, coef, kernel, sides, weights, metric)
     else:
         # A full metric mixes coordinates, so its diagonal needs the whole sum.
         squares_only = diagonal and (metric is None or metric.ndim == 1)
@@ -158,7 +153,7 @@ def centred_agop(
         total = sum_of_squares(
             gradients, x.new_zeros(x.shape[1]), weights, squares_only
         )
-    whole = finished(total, kernel, metric)
+    whole = apply_diagonal(total, kernel, metric)
     return (whole.diagonal() if diagonal and whole.ndim == 2 else whole) / mass
 
 
@@ -183,8 +178,8 @@ def cheaper_form(
     return "pairs" if usable and by_pairs < by_gradients else "gradients"
 
 
-def through_full(points: Tensor, kernel: Kernel, metric: Tensor | None) -> Tensor:
-    """Multiply points by a full metric if the kernel is radial.
+def apply_full(points: Tensor, kernel: Kernel, metric: Tensor | None) -> Tensor:
+    """Points as gradients of a radial kernel are made of them: through a full metric.
 
     Sums of outer products of the result need no metric on both sides. Multiplied there,
     a metric of nearly rank one would spread the rounding error of its largest direction
@@ -192,22 +187,22 @@ def through_full(points: Tensor, kernel: Kernel, metric: Tensor | None) -> Tenso
     """
     if metric is None or metric.ndim == 1 or not isinstance(kernel, Radial):
         return points
-    return pulled_back(points, kernel, metric)
+    return apply_factor(points, kernel, metric)
 
 
-def finished(total: Tensor, kernel: Kernel, metric: Tensor | None) -> Tensor:
-    """Apply to a sum of outer products what the gradients still lack.
+def apply_diagonal(total: Tensor, kernel: Kernel, metric: Tensor | None) -> Tensor:
+    """A sum of outer products with what is left of the factor of all gradients.
 
-    That is the bandwidth and a diagonal metric, which scale each coordinate on its own;
-    a full metric has been applied before.
+    That is a diagonal metric, which scales each coordinate on its own, or no metric.
     """
     if metric is not None and metric.ndim == 2:
         # symmetric to the last bit
         return (total + total.T).mul_(0.5)
     if total.ndim == 1:
-        return pulled_back(pulled_back(total[None], kernel, metric), kernel, metric)[0]
-    half = pulled_back(total, kernel, metric)
-    whole = pulled_back(half.T, kernel, metric)
+        once = apply_factor(total[None], kernel, metric)
+        return apply_factor(once, kernel, metric)[0]
+    half = apply_factor(total, kernel, metric)
+    whole = apply_factor(half.T, kernel, metric)
     return (whole + whole.T).mul_(0.5)
 
 
@@ -222,7 +217,7 @@ def _gradients(
     late = metric is not None and metric.ndim == 2 and not isinstance(kernel, Radial)
     for outputs in spans(coef.shape[1], outputs_at_once(len(centers), x.shape[1])):
         for rows, part in raw_gradients(x, centers, coef[:, outputs], kernel, sides):
-            yield rows, pulled_back(part, kernel, metric) if late else part
+            yield rows, apply_factor(part, kernel, metric) if late else part
 
 
 def sum_of_squares(
@@ -248,7 +243,7 @@ def sum_of_squares(
     return total
 
 
-def _by_pairs(
+def _agop_by_pairs(
     x: Tensor,
     centers: Tensor,
     coef: Tensor,
@@ -266,13 +261,13 @@ def _by_pairs(
     slopes = _slope_matrix(kernel, *sides)
     near = _near_rows(slopes, kernel, sides[0].left[:, x.shape[1]])
     if not bool(near.any()):
-        total = _paired(x, centers, coef, slopes, weights, metric)
+        total = _sum_over_pairs(x, centers, coef, slopes, weights, metric)
         return by_gradients(~near) if total is None else total
     far, nearby = ~near, by_gradients(near)
     if not bool(far.any()):
         return nearby
     mass = None if weights is None else weights[far]
-    total = _paired(x[far], centers, coef, slopes[far], mass, metric)
+    total = _sum_over_pairs(x[far], centers, coef, slopes[far], mass, metric)
     return nearby + (by_gradients(far) if total is None else total)
 
 
@@ -289,7 +284,7 @@ def _near_rows(slopes: Tensor, kernel: Radial, squares: Tensor) -> Tensor:
     return (largest > 0) & (largest >= kernel.slope_(limits, torch.empty_like(limits)))
 
 
-def _paired(
+def _sum_over_pairs(
     x: Tensor,
     centers: Tensor,
     coef: Tensor,

@@ -16,7 +16,7 @@ from torch import Tensor
 from normalign.estimators.recipe import Recipe, Report
 from normalign.estimators.workers import shared_threads
 from normalign.kernels import Iteration, Machine, agop, normalised
-from normalign.kernels.metric import learned
+from normalign.kernels._metric import scaled_update
 
 __all__ = ["CutJob", "PartJob", "SolvedPart", "cut_axes", "solve_part"]
 
@@ -154,7 +154,7 @@ def _summed(machine: Machine, at: Tensor, shares: np.ndarray) -> Tensor:
     mass = _like(machine.coef, shares)
     outer = mass.sum() * _gradient_outer(machine, machine.centers[at], mass)
     single = machine.dtype != torch.float64
-    if single and learned(outer) is None and bool(machine.coef.any()):
+    if single and scaled_update(outer) is None and bool(machine.coef.any()):
         return _summed(machine.to(dtype=torch.float64), at, shares)
     return outer
 

@@ -23,7 +23,7 @@ from normalign.estimators.problem import LeftOut, same_rows
 from normalign.estimators.recipe import Recipe, Report
 from normalign.estimators.workers import jobs_at_once, parallel
 from normalign.kernels import Kernel, initial_metric, median_distance
-from normalign.kernels.metric import learned
+from normalign.kernels._metric import scaled_update
 
 __all__ = ["CutAxes", "Rows", "Sweeps", "Units"]
 
@@ -149,7 +149,7 @@ class Sweeps:
             parts.append(part)
             bar.update()
         self.precise = [part.coef.dtype == np.float64 for part in parts]
-        outer = learned(
+        outer = scaled_update(
             torch.from_numpy(np.sum([part.outer for part in parts], axis=0))
         )
         if outer is not None:

@@ -21,8 +21,8 @@ from normalign.estimators.scale.placement import (
     rounding_share,
 )
 from normalign.kernels import Gaussian, Kernel, Laplace, estimate_memory, initial_metric
-from normalign.kernels.functions import Radial
-from normalign.kernels.memory import UNASKED, available_bytes, is_little
+from normalign.kernels._functions import Radial
+from normalign.kernels._memory import SMALL_BYTES, available_bytes, is_small_fit
 
 __all__ = ["callers_level", "require_memory", "warn_of_rounding", "warn_of_scale"]
 
@@ -73,14 +73,14 @@ def require_memory(
     """
     n, d = problem.table.shape
     rows = n if most is None else min(n, int(most))
-    if limit is None and is_little(rows, d, problem.k):
+    if limit is None and is_small_fit(rows, d, problem.k):
         return
     name = "cholesky" if solver == "cholesky" else "cg"
     needed = estimate_memory(
         rows, d, problem.k, solver=name, dtype=problem.dtype, device=problem.device,
         rank=1, diagonal=diagonal, kernel=kernel,
     )  # fmt: skip
-    if limit is None and needed <= UNASKED:
+    if limit is None and needed <= SMALL_BYTES:
         return
     allowed = limit or available_bytes(problem.device)
     if n_jobs * needed <= allowed:

@@ -19,7 +19,7 @@ from normalign.estimators.search.folds import Fold, words_of
 from normalign.estimators.tables.arrays import checked_features
 from normalign.estimators.tables.targets import split_blocks
 from normalign.estimators.whole import WholeFit
-from normalign.kernels.system import RidgeTooSmall
+from normalign.kernels._system import RidgeTooSmall
 
 __all__ = ["AskedScore", "OnCopies", "Step", "UsualScore"]
 

@@ -18,7 +18,7 @@ from normalign.estimators.seeds import two_seeds
 from normalign.estimators.tables.arrays import Origin
 from normalign.estimators.whole import CALIBRATION_ROWS, kept, left_out
 from normalign.estimators.workers import Clock, Pace, shared_threads
-from normalign.kernels.system import RidgeTooSmall
+from normalign.kernels._system import RidgeTooSmall
 
 __all__ = [
     "Trajectory",

@@ -12,7 +12,7 @@ from sklearn.exceptions import DataConversionWarning
 from normalign._errors import complaint, require, require_kind
 from normalign.estimators.tables.arrays import as_numpy, require_dense
 from normalign.estimators.tables.cells import is_missing, kinds_of, with_nan
-from normalign.kernels.memory import UNASKED, available_bytes
+from normalign.kernels._memory import SMALL_BYTES, available_bytes
 
 __all__ = [
     "Answers",
@@ -132,7 +132,7 @@ def class_labels(
 def _require_room(callee: str, n: int, k: int) -> None:
     """Complain of classes whose indicators, targets and coefficients will not fit."""
     needed = 3 * 8 * n * k
-    if needed <= UNASKED:
+    if needed <= SMALL_BYTES:
         return
     allowed = available_bytes(torch.device("cpu"))
     require(

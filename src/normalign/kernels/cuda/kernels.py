@@ -291,7 +291,7 @@ class Kernels:
         squared : Tensor of shape (n, m)
             Its rows contiguous.
         rows, columns : tuple of Tensor of shape (n, d + 2) and (m, d + 2)
-            Both sides of the points, see :mod:`normalign.kernels.sides`.
+            Both sides of the points, see :mod:`normalign.kernels._sides`.
         share : float
             Of the squares of two points, below which they are near.
         """

@@ -18,30 +18,29 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from normalign._errors import complaint
-from normalign.kernels.digits import LOST_SHARE, lost_digits, lost_share
-from normalign.kernels.gradients import expansion_of_sides
-from normalign.kernels.memory import (
+from normalign.kernels._expansion import expansion_of_sides
+from normalign.kernels._memory import (
     FEWEST_COLUMNS,
     LARGEST_RANK,
     VECTORS,
     Needs,
     fits_in_double,
 )
-from normalign.kernels.system import (
-    OVERWRITTEN,
+from normalign.kernels._precision import LOST_SHARE, lost_share, rounding_caution
+from normalign.kernels._sides import spans
+from normalign.kernels._system import (
+    FACTOR_GONE,
     RidgeTooSmall,
     Solved,
     Solver,
     Spare,
     System,
 )
-from normalign.kernels.tiles import spans
 
 __all__ = ["IterativeSolution", "solve_iteratively"]
 
 # A solution, the steps it took, and its relative residual.
-Found = tuple[Tensor, int, float]
+CGResult = tuple[Tensor, int, float]
 
 _COLUMNS_AT_ONCE, _ROWS_AT_ONCE = 64, 256
 
@@ -74,7 +73,7 @@ class IterativeSolution:
         """Entries of the diagonal of the inverse, to about two digits."""
         columns, found = self._columns, []
         if columns is None:
-            raise RuntimeError(OVERWRITTEN)
+            raise RuntimeError(FACTOR_GONE)
         for some in rows.split(self._at_once):
             unit = self.coef.new_zeros(len(self.coef), len(some), dtype=torch.float64)
             picked = some, torch.arange(len(some), device=rows.device)
@@ -86,7 +85,7 @@ class IterativeSolution:
         return diagonal.to(self.coef.dtype)
 
     def next_metric(self, weights: Tensor | None) -> None:
-        """Nothing is at hand that it could be made of."""
+        """None: no slopes are stored."""
 
 
 def solve_iteratively(
@@ -101,10 +100,10 @@ def solve_iteratively(
 
     Kernel tiles have the dtype of the data at first; vectors and the preconditioner,
     where large numbers cancel, are float64. A residual that is summed over products in
-    float32 may vanish where the true one does not: so one product in float64 tells it,
+    float32 may vanish where the true one does not, so one product in float64 checks it,
     and where it is above the tolerance more steps are taken by such products. After
-    ``solver.max_steps`` in all, what is returned is the best that was met, and it says
-    so. Coefficients that are too large for float32 stay float64 where a machine in
+    ``solver.max_steps`` in all, the best solution so far is returned, with a
+    caution. Coefficients that are too large for float32 stay float64 where a machine in
     float64 fits the limit. What ``spare`` kept is given up.
 
     Raises
@@ -122,7 +121,7 @@ def solve_iteratively(
     del exact  # and its points
     largest = LOST_SHARE / torch.finfo(y.dtype).eps  # beside targets of size one
 
-    def solved(b: Tensor, tolerance: float, max_steps: int) -> Found:
+    def run(b: Tensor, tolerance: float, max_steps: int) -> CGResult:
         most = largest * b.square().mean(0).sqrt()
         begun = conjugate_gradients(
             products[0], b, precondition, tolerance, max_steps, most=most
@@ -135,11 +134,13 @@ def solve_iteratively(
 
     def require_progress(progress: bool) -> None:
         if not progress:
-            rule = "large enough for conjugate gradients to approach a solution"
-            remedy = 'Raise ridge, or use solver="cholesky".'
-            raise RidgeTooSmall(complaint(solver.callee, "ridge", rule, least, remedy))
+            raise RidgeTooSmall(
+                f"{solver.callee}: ridge must be large enough for conjugate gradients "
+                f"to approach a solution, got {least}. Raise ridge, or use "
+                'solver="cholesky".'
+            )
 
-    coef, steps, residual = solved(y.double(), solver.tolerance, solver.max_steps)
+    coef, steps, residual = run(y.double(), solver.tolerance, solver.max_steps)
     require_progress(residual < 1)  # that of zeros
     converged, dtype, cautions = residual <= solver.tolerance, y.dtype, []
     if not converged:
@@ -153,16 +154,16 @@ def solve_iteratively(
         if single and fits_in_double(system, needs.k, limit, direct=False):
             dtype = torch.float64
         else:
-            cautions.append(lost_digits(lost, y.dtype))
-    told = Solved(
+            cautions.append(rounding_caution(lost, y.dtype))
+    solved = Solved(
         "cg", dtype, steps=steps, residual=residual, converged=converged,
         caution=" ".join(cautions),
     )  # fmt: skip
     spared = max(limit - needs.iterative(rank), 0) // (VECTORS * 8 * needs.n)
     return IterativeSolution(
         coef.to(dtype),
-        told,
-        lambda unit: solved(unit, 1e-2, 100)[0],
+        solved,
+        lambda unit: run(unit, 1e-2, 100)[0],
         at_once=min(max(needs.k, FEWEST_COLUMNS) + spared, _COLUMNS_AT_ONCE),
         require_progress=require_progress,
     )
@@ -232,13 +233,9 @@ def _factorise(core: Tensor, factor: Tensor, callee: str) -> None:
         if not failure:
             return
     raise RidgeTooSmall(
-        complaint(
-            callee,
-            "ridge",
-            "large enough for 1 / ridge to be a number",
-            f"a preconditioner of size {size:.1e}",
-            'Raise ridge, or use solver="cholesky".',
-        )
+        f"{callee}: ridge must be large enough for 1 / ridge to be a number, got a "
+        f"preconditioner of size {size:.1e}. Raise ridge, or use "
+        'solver="cholesky".'
     )
 
 
@@ -249,19 +246,19 @@ def conjugate_gradients(
     tolerance: float,
     max_steps: int,
     *,
-    begun: Found | None = None,
+    begun: CGResult | None = None,
     most: Tensor | None = None,
-) -> Found:
+) -> CGResult:
     """Solve for every column at once; return the solution, steps, worst residual.
 
     Columns have step lengths of their own and share the products. A column of zeros
-    is solved by zeros. The solution is the best that was met, so its residual is
+    is solved by zeros. The solution is the best of all steps, so its residual is
     never above that of zeros, which is one.
 
     Parameters
     ----------
     begun : tuple, optional
-        What to go on from. Its residual is told anew, by a product.
+        Where to start. Its residual is computed again, by a product.
     most : Tensor of shape (k,), optional
         Norms of the solution's columns beyond which there is no use in going on.
     """

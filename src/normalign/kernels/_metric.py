@@ -13,14 +13,14 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from normalign._errors import describe, require, require_kind
+from normalign._errors import describe
 
 __all__ = [
     "initial_metric",
-    "learned",
     "metric_diagonal",
     "metric_root",
     "normalised",
+    "scaled_update",
     "through_metric",
 ]
 
@@ -74,7 +74,7 @@ def normalised(metric: Tensor) -> Tensor:
     )
 
 
-def learned(update: Tensor) -> Tensor | None:
+def scaled_update(update: Tensor) -> Tensor | None:
     """An update scaled to trace ``d``; None if it has none in its precision.
 
     A trace that is nearly too small to be a number has lost digits, and gradients whose
@@ -123,17 +123,28 @@ def initial_metric(
     tensor([[2., 0.],
             [0., 0.]])
     """
-    callee = "initial_metric"
-    _require_floats(callee, "x", x)
-    require(x.ndim == 2, callee, "x", "of shape (n, d)", x)
-    number, told = isinstance(identity_weight, Real), describe(identity_weight)
-    require_kind(number, callee, "identity_weight", "a number", told)
-    require(0 <= identity_weight <= 1, callee, "identity_weight", "in [0, 1]", told)
+    _require_floats("initial_metric", "x", x)
+    if x.ndim != 2:
+        raise ValueError(
+            f"initial_metric: x must be of shape (n, d), got {describe(x)}."
+        )
+    if not isinstance(identity_weight, Real):
+        raise TypeError(
+            "initial_metric: identity_weight must be a number, "
+            f"got {describe(identity_weight)}."
+        )
+    if not 0 <= identity_weight <= 1:
+        raise ValueError(
+            "initial_metric: identity_weight must be in [0, 1], "
+            f"got {describe(identity_weight)}."
+        )
     if weights is not None:
-        _require_floats(callee, "weights", weights)
-        fits = weights.shape == (len(x),) and weights.dtype == x.dtype
-        rule = f"of shape ({len(x)},) in {str(x.dtype)[6:]}, like x"
-        require(fits, callee, "weights", rule, weights)
+        _require_floats("initial_metric", "weights", weights)
+        if weights.shape != (len(x),) or weights.dtype != x.dtype:
+            raise ValueError(
+                f"initial_metric: weights must be of shape ({len(x)},) in "
+                f"{str(x.dtype)[6:]}, like x, got {describe(weights)}."
+            )
     width = x.shape[1]
     if diagonal:
         identity = x.new_ones(width)
@@ -158,12 +169,16 @@ def initial_metric(
 
 
 def _require_floats(callee: str, argument: str, value: object) -> None:
-    kind = isinstance(value, Tensor) and value.is_floating_point()
-    require_kind(kind, callee, argument, "a floating tensor", describe(value))
+    if not (isinstance(value, Tensor) and value.is_floating_point()):
+        raise TypeError(
+            f"{callee}: {argument} must be a floating tensor, got {describe(value)}."
+        )
 
 
 def _require_metric(callee: str, metric: Tensor) -> None:
     _require_floats(callee, "metric", metric)
-    shape = metric.shape
-    fits = len(shape) == 1 or (len(shape) == 2 and shape[0] == shape[1])
-    require(fits, callee, "metric", "of shape (d, d), or (d,)", metric)
+    if metric.ndim not in (1, 2) or len(set(metric.shape)) != 1:
+        raise ValueError(
+            f"{callee}: metric must be of shape (d, d), or (d,), "
+            f"got {describe(metric)}."
+        )

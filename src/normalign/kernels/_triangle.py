@@ -1,40 +1,165 @@
-r"""One triangle of a symmetric matrix, and its Cholesky factor in place.
+r"""The lower triangle of a symmetric matrix, and its Cholesky factor in place.
 
-The lower triangle is kept as column panels: panel ``j`` holds columns
+The triangle is stored as column panels: panel ``j`` holds columns
 ``edges[j]:edges[j + 1]`` of the rows from ``edges[j]`` on. That is half of the square
-plus half a panel's width, all of it is one buffer that is reused from one
-factorisation to the next, and every step of the factorisation is a product of whole
-panels, so it runs at nearly the speed of matrix multiplication.
+plus half a panel's width, in one buffer that later factorisations reuse. Every step of
+the factorisation is a product of whole panels and runs at nearly the speed of matrix
+multiplication.
 
-On a processor the same is done once more inside a panel with narrower strips, which
-are what LAPACK factorises fast. On an accelerator the inverse of each panel's diagonal
-block is kept, because there a product by an inverse is many times faster than a
-triangular solve, while factorising and when the factor is used; and the next diagonal
-block may be factorised beside the products of the present panel.
+On a CPU a panel is factorised in the same way by narrower strips, a size that LAPACK
+factorises fast. On an accelerator the inverse of each panel's diagonal block is stored,
+because a product with an inverse is many times faster there than a triangular solve,
+and the next diagonal block may be factorised beside the products of the present panel:
+:mod:`normalign.kernels.cuda` has kernels for blocks; without them a block is halved
+down to a size that the library factorises fast.
 
-A small matrix may be held *whole*, as one panel of all columns. On a processor a strip
-is then brought up to date by a single product with all that is to its left: fewer and
-better products than between panels, for twice the memory.
+A small matrix may be stored *whole*, as one panel of all columns. On a CPU a strip is
+then updated by a single product with everything to its left: fewer and better products
+than between panels, for twice the memory.
 """
 
 from __future__ import annotations
 
 import math
+from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from normalign.kernels.blocks import Beside, Inverted, factorise_and_invert_
+from normalign.kernels._precision import Factor, multiply_, subtract_own_products_
 from normalign.kernels.cuda import kernels_for
-from normalign.kernels.precision import Factor, multiply_, subtract_own_products_
 
-__all__ = ["Triangle", "is_small", "strip_bytes", "triangle_bytes"]
+__all__ = [
+    "Beside",
+    "Inverted",
+    "Triangle",
+    "factorise_and_invert_",
+    "is_small",
+    "strip_bytes",
+    "triangle_bytes",
+]
+
+
+class Inverted(NamedTuple):
+    """What is known of a diagonal block once it is factorised.
+
+    Parameters
+    ----------
+    inverse : Tensor of shape (n, n)
+        The inverse of the factor.
+    failures : list of Tensor
+        Codes, not looked at; zero where all went well.
+    cut : Tensor of shape (3 n, n), optional
+        The transposed inverse as sums of TF32 numbers, (high, low, high).
+    """
+
+    inverse: Tensor
+    failures: list[Tensor]
+    cut: Tensor | None = None
+
+
+def factorise_and_invert_(block: Tensor, base: int) -> Inverted:
+    r"""Overwrite a definite block by its Cholesky factor, and return the inverse of it.
+
+    .. math:: \begin{pmatrix} L_1 & 0 \\ R & L_2 \end{pmatrix}^{-1} =
+              \begin{pmatrix} L_1^{-1} & 0 \\
+              -L_2^{-1} R L_1^{-1} & L_2^{-1} \end{pmatrix}
+
+    Parameters
+    ----------
+    block : Tensor of shape (n, n)
+        Only its lower half is read; what stands above it afterwards is arbitrary.
+    base : int
+        Rows that the library is trusted with, where there are no kernels.
+
+    Returns
+    -------
+    Inverted
+
+    Examples
+    --------
+    >>> block = torch.tensor([[4.0, 9.0], [2.0, 2.0]])
+    >>> factorise_and_invert_(block, 1)[0]
+    tensor([[ 0.5000,  0.0000],
+            [-0.5000,  1.0000]])
+    """
+    kernels = kernels_for(block)
+    if kernels is not None:
+        inverse, cut, failure = kernels.factorise_and_invert_(block)
+        return Inverted(inverse, [failure], cut)
+    return Inverted(*_by_halves_(block, base))
+
+
+def _by_halves_(block: Tensor, base: int) -> tuple[Tensor, list[Tensor]]:
+    n = len(block)
+    if n <= base:
+        factor, failure = torch.linalg.cholesky_ex(block)
+        block.copy_(factor)
+        identity = torch.eye(n, dtype=block.dtype, device=block.device)
+        inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
+        return inverse, [failure]
+    half = base * max(n // (2 * base), 1)
+    rows, rest = block[half:, :half], block[half:, half:]
+    first, failures = _by_halves_(block[:half, :half], base)
+    rows.copy_(rows @ first.T)
+    rest.addmm_(rows, rows.T, alpha=-1)
+    second, more = _by_halves_(rest, base)
+    inverse = torch.zeros_like(block)
+    inverse[:half, :half], inverse[half:, half:] = first, second
+    torch.mm(second, rows @ first, out=inverse[half:, :half]).neg_()
+    return inverse, failures + more
+
+
+class Beside:
+    """A second stream of a CUDA device, for work beside the current one's.
+
+    Used as a context, it makes its stream the current one, after waiting for all that
+    was launched before; :meth:`join` makes the current stream wait for it in turn. On
+    other devices there is one stream, and both do nothing. What is allocated inside may
+    be read outside after ``join``, and freed at any time: nothing is launched here
+    that does not wait for the readers first.
+
+    Parameters
+    ----------
+    device : torch.device
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = _second_stream(device) if device.type == "cuda" else None
+        self._outer: torch.cuda.Stream | None = None
+        self._device = 0
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            self._device = torch.cuda.current_device()
+            self._outer = torch.cuda.current_stream(self._stream.device)
+            self._stream.wait_stream(self._outer)
+            torch.cuda.set_stream(self._stream)
+
+    def __exit__(self, *failure: object) -> None:
+        if self._outer is not None:
+            torch.cuda.set_stream(self._outer)
+            torch.cuda.set_device(self._device)
+
+    def join(self) -> None:
+        """Let what is launched outside from now on wait for what was inside."""
+        if self._stream is not None and self._outer is not None:
+            self._outer.wait_stream(self._stream)
+
+
+@cache
+def _second_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all: memory and workspaces are kept by the stream that used them."""
+    # Its kernels are small and awaited, so they go before the others'.
+    return torch.cuda.Stream(device, priority=-1)
+
 
 # LAPACK takes four times longer for 128 rows than for 96.
 _CPU_WIDTH, _CPU_STRIP = 256, 96
 _DEVICE_WIDTH, _DEVICE_STRIP = 1024, 1024
 # Whether a device factorises the next diagonal block beside the products: 2 to 6 %
-# sooner on an H200 from 10000 rows on, and the same below.
+# faster on an H200 from 10000 rows on, and the same below.
 _DEVICE_AHEAD = True
 # Up to that range of the diagonal half precision has all entries of a factor.
 _ORDINARY = 1e6
@@ -121,7 +246,7 @@ class Triangle:
         return self.edges[-1]
 
     def release(self) -> None:
-        """Let go of all entries."""
+        """Free all entries."""
         self.panels, self.slopes = [], None
         self._inverses.clear()
 
@@ -183,8 +308,8 @@ class Triangle:
     def _factorise_ahead_(self) -> bool:
         """Right-looking, with the next diagonal block factorised as soon as it can be.
 
-        A device is asked for failures once, at the end: what follows one is NaN at
-        worst, and a question after every panel would make it wait.
+        Failures are read once, at the end: after one the entries are NaN at worst, and
+        reading them after every panel would make the device wait.
         """
         last = len(self.panels) - 1
         span = torch.stack(self.diagonal().aminmax())
@@ -232,7 +357,7 @@ class Triangle:
     def half_solve_(self, b: Tensor) -> Tensor:
         """Overwrite ``b`` by ``L^{-1} b``, for the factor ``L``."""
         if self._keeps_inverses:
-            return b.copy_(self._half_solved(b, self._blocks()))
+            return b.copy_(self._half_solve(b, self._blocks()))
         for place, block, below in self._blocks():
             part = b[place : place + len(block)]
             part.copy_(torch.linalg.solve_triangular(block, part, upper=False))
@@ -240,7 +365,7 @@ class Triangle:
                 b[place + len(block) :].addmm_(below, part, alpha=-1)
         return b
 
-    def _half_solved(self, b: Tensor, blocks: list[Part]) -> Tensor:
+    def _half_solve(self, b: Tensor, blocks: list[Part]) -> Tensor:
         """The same by inverses, into new memory; ``b`` is used up."""
         half = torch.empty_like(b)
         sizes = [len(block) for _, block, _ in blocks]
@@ -254,11 +379,11 @@ class Triangle:
 
     def solve_(self, b: Tensor) -> Tensor:
         """Overwrite ``b`` by the solution of ``L L^T x = b``, for the factor ``L``."""
-        if self._solved_by_kernel_(b):
+        if self._solve_by_kernel_(b):
             return b
         blocks = self._blocks()
         if self._keeps_inverses:
-            half = self._half_solved(b, blocks)
+            half = self._half_solve(b, blocks)
             sizes = [len(block) for _, block, _ in blocks]
             for (place, _, below), part, solved in zip(
                 reversed(blocks),
@@ -282,7 +407,7 @@ class Triangle:
             part.copy_(torch.linalg.solve_triangular(block.T, part, upper=True))
         return b
 
-    def _solved_by_kernel_(self, b: Tensor) -> bool:
+    def _solve_by_kernel_(self, b: Tensor) -> bool:
         """The same by one launch, where there is a kernel for it."""
         kernels = None if self.whole else kernels_for(b)
         inverses = [self._inverses.get(start) for start in self.edges[:-1]]

@@ -1,15 +1,20 @@
-r"""Points as operands of a product that gives a tile, and distances of near points.
+r"""Tables of points from which kernel tiles are computed, and squared distances.
 
 .. math:: u_{ij} = (x_i - x_j)^\top M (x_i - x_j) / \ell^2
                  = s_i + s_j - 2 x_i^\top M x_j / \ell^2
 
-is one matrix product. But it is a difference of large numbers, which has no correct
-digits for points that are near each other. Those few pairs are computed again, from
-differences of their coordinates.
+is one matrix product of two tables. It is also a difference of large numbers, so for
+points near each other no digits are left. Those few entries are computed again from
+differences of coordinates.
+
+A large matrix is computed in tiles. On a CPU a tile has about the size of the
+second-level cache, so that the element-wise passes (square root, exponential, ...) cost
+no memory traffic. On an accelerator launches are the cost, so tiles are large.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +22,50 @@ import torch
 from torch import Tensor
 
 from normalign.kernels.cuda import kernels_for
-from normalign.kernels.tiles import spans
 
-__all__ = ["NEAR", "SAME", "Sides", "mend_near_", "middle"]
+__all__ = [
+    "NEAR",
+    "SAME",
+    "Sides",
+    "middle",
+    "recompute_near_",
+    "spans",
+    "square_spans",
+    "tile_shape",
+]
+
+_CPU_TILE = (512, 1024)
+_SQUARE_TILE = 1 << 17  # entries of a tile of a small matrix that is stored whole
+_DEVICE_TILE = (8192, 16384)
+
+
+def tile_shape(device: torch.device) -> tuple[int, int]:
+    """Rows and columns of one tile."""
+    return _CPU_TILE if device.type == "cpu" else _DEVICE_TILE
+
+
+def spans(total: int, size: int) -> Iterator[slice]:
+    """Consecutive slices that cover ``range(total)``.
+
+    Examples
+    --------
+    >>> [(s.start, s.stop) for s in spans(5, 2)]
+    [(0, 2), (2, 4), (4, 5)]
+    """
+    for start in range(0, total, size):
+        yield slice(start, min(start + size, total))
+
+
+def square_spans(n: int) -> Iterator[slice]:
+    """Rows of a small square in tiles; all of them where they are few.
+
+    Examples
+    --------
+    >>> [(s.start, s.stop) for s in square_spans(300)]
+    [(0, 300)]
+    """
+    return spans(n, max(_SQUARE_TILE // max(n, 1), 32))
+
 
 # A squared distance below this share of the points' squared norms is computed again:
 # from the product, its relative error would be above 1e-9, or 1e-3 in float32.
@@ -30,7 +76,7 @@ NEAR = {torch.float64: 1e-6, torch.float32: 1e-3}
 # grows without bound as points approach each other, and amplifies rounding errors.
 SAME = {t: (8 * torch.finfo(t).eps) ** 2 for t in (torch.float64, torch.float32)}
 
-# Entries that are searched for near pairs, and coordinates that are gathered, at once.
+# Entries that are compared with the limit, and coordinates gathered, at a time.
 _CPU_ENTRIES, _DEVICE_ENTRIES = 1 << 20, 1 << 26
 _COORDINATES = 1 << 22
 
@@ -71,7 +117,7 @@ class Sides:
         return self.left.device
 
 
-def mend_near_(squared: Tensor, rows: Sides, columns: Sides) -> Tensor:
+def recompute_near_(squared: Tensor, rows: Sides, columns: Sides) -> Tensor:
     r"""Compute squared distances of near points again, in place.
 
     .. math:: u_{ij} = (x_i - x_j)^\top (M x_i - M x_j) / \ell^2
@@ -94,7 +140,7 @@ def mend_near_(squared: Tensor, rows: Sides, columns: Sides) -> Tensor:
         return kernels.mend_near_(squared, rows.both, columns.both, share)
     own, others = rows.left[:, d], columns.right[:, d + 1]
     cpu = squared.device.type == "cpu"
-    # Skipped if no pair is near; on a GPU this test would wait for the device.
+    # On a CPU the tile is in cache; reading the result would make a device wait.
     if cpu and float(squared.amin()) > share * float(own.amax() + others.amax()):
         return squared
     entries = _CPU_ENTRIES if cpu else _DEVICE_ENTRIES
@@ -121,6 +167,6 @@ def middle(points: Tensor) -> Tensor:
     some = points[:: max(points.shape[0] // 1000, 1)]
     if some.device.type != "cpu":
         return some.median(0).values
-    # the same number as torch's median, faster for few rows
+    # the same number, faster for few rows
     half = (some.shape[0] - 1) // 2
     return torch.from_numpy(np.partition(some.detach().numpy(), half, axis=0)[half])

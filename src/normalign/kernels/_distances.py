@@ -1,4 +1,4 @@
-"""How near points are to each other: the kernel matrix, and the median distance."""
+r"""Kernel matrices, median distances, and random samples of rows."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import math
 import torch
 from torch import Tensor
 
-from normalign.kernels.arguments import require_points
-from normalign.kernels.functions import Kernel
-from normalign.kernels.sampling import sampled_rows, seeded
-from normalign.kernels.sides import middle
+from normalign.kernels._functions import Kernel, require_points
+from normalign.kernels._sides import middle
 
-__all__ = ["kernel_matrix", "median_distance"]
+__all__ = [
+    "kernel_matrix",
+    "median_distance",
+    "new_generator",
+    "sampled_rows",
+]
 
 
 def kernel_matrix(
@@ -74,7 +77,7 @@ def median_distance(
     """
     require_points("median_distance", x, x, kernel, metric)
     if len(x) > sample:
-        rows = sampled_rows(len(x), sample, generator or seeded()).to(x.device)
+        rows = sampled_rows(len(x), sample, generator or new_generator()).to(x.device)
         x = x[rows]
         weights = None if weights is None else weights[rows]
     x = x - middle(x)
@@ -93,3 +96,13 @@ def median_distance(
         max=len(values) - 1
     )
     return float(values[half]) * kernel.bandwidth
+
+
+def new_generator(seed: int = 0) -> torch.Generator:
+    """A generator of one's own: no draw here touches the global one."""
+    return torch.Generator().manual_seed(seed)
+
+
+def sampled_rows(n: int, most: int, generator: torch.Generator) -> Tensor:
+    """That many of n rows, without replacement, on the CPU whatever the default is."""
+    return torch.randperm(n, generator=generator, device="cpu")[:most]

@@ -1,42 +1,49 @@
-"""How many bytes a fit takes, told before anything is allocated."""
+r"""Memory: what a fit needs, estimated beforehand, and what is free.
+
+A container, a batch system or a service manager may limit the memory of a process by a
+control group. A process that exceeds the limit is killed, however much memory the
+machine has free, so the limits of its groups count too.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from normalign._errors import complaint, require, require_kind
+from normalign._errors import describe
 from normalign.kernels._agop import cheaper_form
-from normalign.kernels.free_memory import free_bytes
-from normalign.kernels.functions import KERNELS, Kernel, ProductLaplace
-from normalign.kernels.system import System
-from normalign.kernels.tiles import tile_shape
-from normalign.kernels.triangle import strip_bytes, triangle_bytes
+from normalign.kernels._functions import KERNELS, Kernel, ProductLaplace
+from normalign.kernels._sides import tile_shape
+from normalign.kernels._system import System
+from normalign.kernels._triangle import strip_bytes, triangle_bytes
 
 __all__ = [
     "FEWEST_COLUMNS",
     "LARGEST_RANK",
-    "UNASKED",
+    "SMALL_BYTES",
     "VECTORS",
     "Needs",
     "available_bytes",
     "direct_bytes",
     "estimate_memory",
     "fits_in_double",
-    "is_little",
+    "free_bytes",
+    "is_small_fit",
     "iterative_bytes",
 ]
 
-UNASKED = 1 << 26  # bytes for which nobody is asked what is free
+SMALL_BYTES = 1 << 26  # a fit that needs less does not query free memory
 LARGEST_RANK = 2000  # of a preconditioner, unless another is asked for
-FEWEST_COLUMNS = 16  # that conjugate gradients can solve for at once, if so many wait
+FEWEST_COLUMNS = 16  # conjugate gradients solve for up to so many at once
 VECTORS = 16  # of a column's length that they hold, and some more
 _SAMPLED = 20_000  # rows beyond which gradients are taken at some
-_CHUNK = 1 << 13  # rows of which compiled code makes sums at a time
 _SHARE = 0.8  # of what is free; the rest is for whoever else runs here
 
 
@@ -46,28 +53,28 @@ def available_bytes(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         # memory_reserved and memory_allocated flatten all statistics, each for itself;
         # there are none before anything was allocated
-        told = torch.cuda.memory.memory_stats_as_nested_dict(device)
+        stats = torch.cuda.memory.memory_stats_as_nested_dict(device)
         held = {
-            name: told[name]["all"]["current"]
+            name: stats[name]["all"]["current"]
             for name in ("reserved_bytes", "allocated_bytes")
-            if name in told
+            if name in stats
         }
         cached = held.get("reserved_bytes", 0) - held.get("allocated_bytes", 0)
         return int(_SHARE * (free + cached))
     return int(_SHARE * free_bytes())
 
 
-def is_little(n: int, d: int, k: int) -> bool:
-    """Whether a table is so small that nobody is asked for the memory of its fit."""
-    return 320 * (n + d + k + 20) ** 2 + 64 * n * (d + 1) * k < UNASKED
+def is_small_fit(n: int, d: int, k: int) -> bool:
+    """Whether a fit surely needs less than `SMALL_BYTES`."""
+    return 320 * (n + d + k + 20) ** 2 + 64 * n * (d + 1) * k < SMALL_BYTES
 
 
 @dataclass(frozen=True)
 class Needs:
     """What a fit needs above its data, in bytes, by its sizes.
 
-    All that is alive at one time at the worst, with what torch and its libraries make
-    on the way. Tests measure it.
+    The peak of all tensors alive at one time, with the temporaries of torch and its
+    libraries. Tests measure it.
 
     Parameters
     ----------
@@ -90,7 +97,7 @@ class Needs:
 
     @classmethod
     def of(cls, system: System, k: int, dtype: torch.dtype | None = None) -> Needs:
-        """Those of a system with that many outputs; in another precision, if given."""
+        """The needs of a system with ``k`` outputs, in another precision if given."""
         points, metric = system.points, system.metric
         return cls(
             points.shape[0], points.shape[1], k, dtype or points.dtype, points.device,
@@ -102,7 +109,7 @@ class Needs:
         """Rows in float64 and centred, targets, metrics: what there always is."""
         size, full = self.dtype.itemsize, not self.diagonal
         held = (8 + size) * self._table
-        # targets centred, scaled, behind the matrix, solved for, and as they are kept
+        # copies of the targets: centred, scaled, right-hand sides, solutions
         held += 10 * self.n * self.k * size
         if full or self._pairs_pay:
             held += (10 if self._pairs_pay else 6) * self.d**2 * size
@@ -118,12 +125,7 @@ class Needs:
             return min(needed, self.by_pairs(self.n)) if self._pairs_pay else needed
         height, _ = tile_shape(self.device)
         sums = self._tables * (1 + 5 * min(height / self.n, 1))
-        # compiled code has tables of a quarter of the matrix, or of one output
-        each = 3 * self.n * (self.d + 1)
-        compiled = min(self.k * each, max(self.n**2 // 8, 1 << 18, each))
-        return max(
-            self._with_factor(self._points, sums), self._with_factor(4, compiled)
-        )
+        return self._with_factor(self._points, sums)
 
     def by_pairs(self, rows: int) -> int:
         """The same where gradients at some rows are summed by pairs."""
@@ -134,15 +136,16 @@ class Needs:
     def iterative(self, rank: int) -> int:
         """With conjugate gradients, by a preconditioner of that rank."""
         size, rank = self.dtype.itemsize, min(rank, self.n)
-        strips = 2 + 2 * min(1, _CHUNK / self.n)  # columns, and some rows, twice
+        height, _ = tile_shape(self.device)
+        strips = 2 + 2 * min(1, height / self.n)  # columns, and some rows, twice
         # sides in float64, and in float32 if the data are; what a product makes of them
-        solved = self._table * (8 * (3 + strips) + (2 * size if size < 8 else 0))
-        solved += self.base + iterative_bytes(self.n, self.k, rank)
-        learned = self._table * (self._points - 1 + strips) + self._sums
-        learned = self.base + size * learned
+        solving = self._table * (8 * (3 + strips) + (2 * size if size < 8 else 0))
+        solving += self.base + iterative_bytes(self.n, self.k, rank)
+        learning = self._table * (self._points - 1 + strips) + self._sums
+        learning = self.base + size * learning
         if self._pairs_pay:
-            learned = min(learned, self.by_pairs(self.n))
-        return int(max(solved, learned))
+            learning = min(learning, self.by_pairs(self.n))
+        return int(max(solving, learning))
 
     def _with_factor(self, points: int, sums: float) -> int:
         """With a factor, copies of the points, and entries of sums of gradients."""
@@ -177,7 +180,8 @@ class Needs:
     @property
     def _sums(self) -> float:
         """What is made of it by products with slopes that were not kept."""
-        return self._tables * (3 + 5 * min(_CHUNK / self.n, 1))
+        height, _ = tile_shape(self.device)
+        return self._tables * (3 + 5 * min(height / self.n, 1))
 
 
 def fits_in_double(system: System, k: int, limit: int, *, direct: bool) -> bool:
@@ -225,10 +229,9 @@ def estimate_memory(
     the kernel's tiles) and of the targets, metrics, and the tables with which gradients
     are summed. A ``memory_limit`` of that many bytes is enough, and kept.
 
-    Without a limit more may be taken, where it is free. Up to 8192 rows with numba, and
-    1536 without, a processor keeps slopes beside kernel values: a second triangle, of
-    at most 0.3 GB, or squares of 38 MB together. A fall-back to float64, taken only
-    where float32 fails, doubles everything.
+    Without a limit more may be taken, where it is free. Up to 1536 rows a processor
+    keeps slopes beside kernel values: squares of 38 MB together. A fall-back to
+    float64, taken only where float32 fails, doubles everything.
 
     Parameters
     ----------
@@ -256,17 +259,24 @@ def estimate_memory(
     >>> round(estimate_memory(16000, 20, 2) / 1e6)  # MB: half of a square in float32
     550
     """
-    callee = "estimate_memory"
-    known = solver in ("cholesky", "cg")
-    require(known, callee, "solver", '"cholesky" or "cg"', repr(solver))
-    names = ", ".join(map(repr, KERNELS))
-    require(kernel in KERNELS, callee, "kernel", f"one of {names}", repr(kernel))
+    if solver not in ("cholesky", "cg"):
+        raise ValueError(
+            f'estimate_memory: solver must be "cholesky" or "cg", got {solver!r}.'
+        )
+    if kernel not in KERNELS:
+        raise ValueError(
+            "estimate_memory: kernel must be one of "
+            f"{', '.join(map(repr, KERNELS))}, got {kernel!r}."
+        )
     n, d, k, rank = _counts(n, d, k, LARGEST_RANK if rank is None else rank)
-    require(
-        min(n, d, k, rank) > 0, callee, "n, d, k, rank", "positive", (n, d, k, rank)
-    )
-    kind = isinstance(dtype, torch.dtype)
-    require_kind(kind, callee, "dtype", "a torch.dtype", dtype)
+    if min(n, d, k, rank) <= 0:
+        raise ValueError(
+            f"estimate_memory: n, d, k, rank must be positive, got {(n, d, k, rank)}."
+        )
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(
+            f"estimate_memory: dtype must be a torch.dtype, got {describe(dtype)}."
+        )
     needs = Needs(
         n, d, k, dtype, _device(device), KERNELS[kernel](), diagonal=bool(diagonal)
     )
@@ -278,7 +288,7 @@ def _counts(*given: Any) -> tuple[int, ...]:
         return tuple(map(index, given))
     except TypeError as error:
         raise TypeError(
-            complaint("estimate_memory", "n, d, k, rank", "integers", given)
+            f"estimate_memory: n, d, k, rank must be integers, got {describe(given)}."
         ) from error
 
 
@@ -289,5 +299,81 @@ def _device(name: Any) -> torch.device:
         return torch.device(name)
     except (RuntimeError, TypeError) as error:
         raise ValueError(
-            complaint("estimate_memory", "device", "a device of torch", repr(name))
+            f"estimate_memory: device must be a device of torch, got {name!r}."
         ) from error
+
+
+_ROOT = Path("/")
+# Files with a group's limit and use, in the two versions of the kernel's interface.
+_UNIFIED = ("memory.max", "memory.current")
+_LEGACY = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+_UNKNOWN = 8 << 30  # neither Linux nor POSIX: a modest machine stands in
+
+
+def free_bytes(root: Path = _ROOT) -> int:
+    """Bytes that are free now, to the machine and to all groups of this process.
+
+    Parameters
+    ----------
+    root : Path
+        Where ``proc`` and ``sys`` are.
+    """
+    return min([_free_in_machine(root), *_free_in_groups(root)])
+
+
+def _free_in_machine(root: Path) -> int:
+    table = _table(root / "proc/meminfo")
+    if "MemAvailable:" in table:
+        return table["MemAvailable:"] * 1024
+    # not Linux: half of the memory stands in for what is free
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return _UNKNOWN
+
+
+def _free_in_groups(root: Path) -> Iterator[int]:
+    """What each group that the process is in, up to the outermost, has left."""
+    for folder, limit_file, use_file in _groups(root):
+        limit, used = _number(folder / limit_file), _number(folder / use_file)
+        if limit is not None and used is not None:
+            # files that were read and can be dropped count as used
+            dropped = _table(folder / "memory.stat")
+            spare = dropped.get("total_inactive_file", dropped.get("inactive_file", 0))
+            yield max(limit - used + spare, 0)
+
+
+def _groups(root: Path) -> Iterator[tuple[Path, str, str]]:
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, files = root / "sys/fs/cgroup", _UNIFIED
+        elif "memory" in controllers.split(","):
+            top, files = root / "sys/fs/cgroup/memory", _LEGACY
+        else:
+            continue
+        # Inside a container the path may be the host's, which does not exist here;
+        # the group is then the top folder.
+        here = top / path.lstrip("/")
+        for folder in (here, *here.parents):
+            yield folder, files[0], files[1]
+            if folder == top:
+                break
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file; None where there is none, or no limit ("max")."""
+    lines = _lines(path)
+    return int(lines[0]) if lines and lines[0].isdecimal() else None
+
+
+def _table(path: Path) -> dict[str, int]:
+    """Lines of a name and a number."""
+    words = (line.split() for line in _lines(path))
+    return {word[0]: int(word[1]) for word in words if word[1:] and word[1].isdecimal()}

@@ -4,7 +4,7 @@ r"""The linear system behind every machine, how to solve it, and what a solution
 
 Algorithm 1 of the paper prints ``alpha = K y``; the inverse is meant. Sample weights
 enter where they do in weighted least squares, so that a row of weight two is the same
-as the row twice. Who solves it: :mod:`normalign.kernels.solve`.
+as the row twice. :mod:`normalign.kernels._solve` solves it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from normalign._errors import require
-from normalign.kernels.functions import Kernel
-from normalign.kernels.sides import Sides
+from normalign._errors import describe
+from normalign.kernels._functions import Kernel
+from normalign.kernels._sides import Sides
 
 __all__ = [
-    "OVERWRITTEN",
+    "FACTOR_GONE",
     "RidgeTooSmall",
     "Solution",
     "Solved",
@@ -30,8 +30,8 @@ __all__ = [
     "System",
 ]
 
-# What a solution says whose inverse is asked for too late.
-OVERWRITTEN = (
+# The error of a request for the inverse after the next solve has begun.
+FACTOR_GONE = (
     "left_out and room work until the next iteration is asked for, whose solve takes "
     "the memory of the factor that they need. Ask before, or keep what they return."
 )
@@ -61,7 +61,7 @@ class System:
         return self.kernel.sides(self.points, self.metric)
 
     def release(self) -> None:
-        """Let go of the sides; who asks for them again has them made again."""
+        """Free the sides; they are computed again when needed."""
         vars(self).pop("sides", None)
 
 
@@ -84,7 +84,7 @@ class Solver:
         Points of the Nyström preconditioner; by default as memory allows, at most
         2000.
     callee : str
-        In whose name is complained: whom the user called.
+        The function that the user called, for error messages.
     """
 
     name: Literal["auto", "cholesky", "cg"] = "auto"
@@ -95,29 +95,27 @@ class Solver:
     callee: str = "solve"
 
     def __post_init__(self) -> None:
-        require(
-            self.name in ("auto", "cholesky", "cg"),
-            "Solver",
-            "name",
-            '"auto", "cholesky" or "cg"',
-            repr(self.name),
-        )
-        require(
-            self.memory_limit is None or self.memory_limit > 0,
-            "Solver",
-            "memory_limit",
-            "a positive number of bytes, or None",
-            self.memory_limit,
-        )
-        require(self.tolerance > 0, "Solver", "tolerance", "positive", self.tolerance)
-        require(self.max_steps >= 1, "Solver", "max_steps", "1 or more", self.max_steps)
-        require(
-            self.rank is None or (isinstance(self.rank, int) and self.rank >= 1),
-            "Solver",
-            "rank",
-            "an integer of 1 or more, or None",
-            self.rank,
-        )
+        rules = {
+            "name": (
+                self.name in ("auto", "cholesky", "cg"), '"auto", "cholesky" or "cg"'
+            ),
+            "memory_limit": (
+                self.memory_limit is None or self.memory_limit > 0,
+                "a positive number of bytes, or None",
+            ),
+            "tolerance": (self.tolerance > 0, "positive"),
+            "max_steps": (self.max_steps >= 1, "1 or more"),
+            "rank": (
+                self.rank is None or (isinstance(self.rank, int) and self.rank >= 1),
+                "an integer of 1 or more, or None",
+            ),
+        }  # fmt: skip
+        for argument, (holds, rule) in rules.items():
+            if not holds:
+                raise ValueError(
+                    f"Solver: {argument} must be {rule}, "
+                    f"got {describe(getattr(self, argument))}."
+                )
 
 
 @dataclass(frozen=True)
@@ -126,8 +124,7 @@ class Solved:
 
     ``jitter`` is what had to be added to the diagonal (0.0 almost always), ``steps``
     and ``residual`` (relative, the worst output) belong to conjugate gradients.
-    ``caution`` is what a user should know of; it is for those to tell whom the user
-    called, and who know whether they have told it before.
+    ``caution`` is a warning for the user. The public functions issue it, once.
     """
 
     solver: str
@@ -143,7 +140,7 @@ class Spare(Protocol):
     """Memory of a solve that the next one may overwrite."""
 
     def release(self) -> None:
-        """Let go of it, whoever still refers to this object."""
+        """Free it, even if this object is still referred to."""
         ...
 
 

@@ -7,9 +7,9 @@ r"""Algorithm 1: Recursive Feature Machines.
         K <- phi_M(x_i, x_j);   a <- (K + ridge I)^{-1} y
         M <- 1/n sum_i J_{x_i}^T J_{x_i},   scaled to trace d
 
-:func:`recursions` yields the machine of every iteration; who consumes it scores,
-keeps the best, stops. The metric for the next machine is learned only when that
-machine is asked for.
+:func:`recursions` yields the machine of every iteration; its caller scores them,
+selects the best or stops. The metric of the next machine is computed only when that
+machine is requested.
 """
 
 from __future__ import annotations
@@ -19,29 +19,27 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from normalign._errors import describe, require, require_kind
+from normalign._errors import describe
 from normalign.kernels._agop import centred_agop, cheaper_form
-from normalign.kernels.arguments import require_points, require_table
-from normalign.kernels.distances import median_distance
-from normalign.kernels.functions import Kernel
-from normalign.kernels.machine import Machine
-from normalign.kernels.memory import Needs, available_bytes, fits_in_double
-from normalign.kernels.metric import learned
-from normalign.kernels.precision import full_precision
-from normalign.kernels.sampling import sampled_rows, seeded
-from normalign.kernels.sides import middle
-from normalign.kernels.solve import solve, solve_last
-from normalign.kernels.system import Solution, Solved, Solver, System
+from normalign.kernels._distances import median_distance, new_generator, sampled_rows
+from normalign.kernels._expansion import Machine
+from normalign.kernels._functions import Kernel, require_points, require_table
+from normalign.kernels._memory import Needs, available_bytes, fits_in_double
+from normalign.kernels._metric import scaled_update
+from normalign.kernels._precision import full_precision
+from normalign.kernels._sides import middle
+from normalign.kernels._solve import solve
+from normalign.kernels._system import Solution, Solved, Solver, System
 
 __all__ = ["Iteration", "iterate", "recursions"]
 
 AGOP_SAMPLES = 20_000
-_SMALL_SQUARE = 1 << 20  # entries about which nobody is asked
+_SMALL_SQUARE = 1 << 20  # entries below which memory is not checked
 
 
 @dataclass(frozen=True)
@@ -141,15 +139,14 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
         Draw as many rows with replacement instead, all of them or `agop_samples`, as
         the code of the paper's experiments on tables does.
     every : bool, default=True
-        False: only the last machine is wanted. It is the same, and the others are left
-        out where it is then sooner made, as for small tables.
+        False: only the last machine is yielded.
     generator : torch.Generator, optional
         For the samples, on the CPU; by default the same draws every time.
 
     Returns
     -------
     iterator of Iteration
-        In float64 from the first one on for which float32 does not do.
+        In float64 from the first one on for which float32 is not accurate enough.
 
     Examples
     --------
@@ -161,37 +158,37 @@ def recursions(  # noqa: PLR0913, an algorithm has the parameters it has
     True
     """
     _require_problem(x, y, ridge, n_iter, weights)
-    require_kind(
-        isinstance(metric, Tensor), "recursions", "metric", "a tensor", describe(metric)
-    )
+    if not isinstance(metric, Tensor):
+        raise TypeError(f"recursions: metric must be a tensor, got {describe(metric)}.")
     require_points("recursions", x, x, kernel, metric)
-    require(
-        bandwidth_rule in ("fixed", "median"),
-        "recursions",
-        "bandwidth_rule",
-        '"fixed" or "median"',
-        repr(bandwidth_rule),
-    )
-    require(agop_samples >= 1, "recursions", "agop_samples", "1 or more", agop_samples)
+    if bandwidth_rule not in ("fixed", "median"):
+        raise ValueError(
+            'recursions: bandwidth_rule must be "fixed" or "median", '
+            f"got {bandwidth_rule!r}."
+        )
+    if agop_samples < 1:
+        raise ValueError(
+            f"recursions: agop_samples must be 1 or more, got {describe(agop_samples)}."
+        )
     steps = iterate(
         x, y, kernel=kernel, ridge=ridge, metric=metric, n_iter=n_iter,
         weights=weights, center=center, bandwidth_rule=bandwidth_rule, solver=solver,
-        agop_samples=agop_samples, resampled=resampled, every=every,
-        generator=generator,
+        agop_samples=agop_samples, resampled=resampled, generator=generator,
     )  # fmt: skip
-    return _told_once(steps)
+    return _warn_once(steps, n_iter if not every else 0)
 
 
-def _told_once(steps: Iterator[Iteration]) -> Iterator[Iteration]:
-    """Warn of the first iteration that a user should know of."""
-    told = False
+def _warn_once(steps: Iterator[Iteration], first: int) -> Iterator[Iteration]:
+    """Warn of the first caution; yield iterations from ``first`` on."""
+    warned = False
     for step in steps:
-        if step.solved.caution and not told:
-            told = True
+        if step.solved.caution and not warned:
+            warned = True
             warnings.warn(
                 f"recursions: {step.solved.caution}", UserWarning, stacklevel=3
             )
-        yield step
+        if step.index >= first:
+            yield step
 
 
 def iterate(  # noqa: PLR0913, as above
@@ -208,60 +205,45 @@ def iterate(  # noqa: PLR0913, as above
     solver: Solver | None = None,
     agop_samples: int = AGOP_SAMPLES,
     resampled: bool = False,
-    every: bool = True,
     generator: torch.Generator | None = None,
     centred: bool = False,
 ) -> Iterator[Iteration]:
-    """:func:`recursions` for callers who have checked what they pass.
+    """:func:`recursions` without checks of the arguments.
 
-    And who may have ``centred`` the table, so that its columns' medians are near zero.
+    ``centred`` says that the columns' medians are already near zero.
     """
     started = time.perf_counter()
-    solver, generator = solver or Solver(callee="recursions"), generator or seeded()
+    solver = solver or Solver(callee="recursions")
+    generator = generator or new_generator()
     rows = _Rows.of(x, y, ridge, weights, center=center, centred=centred)
-
-    def done(index: int, system: System, solution: Solution) -> Iteration:
-        machine = Machine(
-            rows.x, solution.coef, cast(Tensor, system.metric), system.kernel,
-            rows.intercept,
-        )  # fmt: skip
-        seconds = time.perf_counter() - started
-        return Iteration(
-            index, machine, solution.solved, seconds, system, solution, rows.mass,
-            rows.y,
-        )  # fmt: skip
-
-    simple = bandwidth_rule == "fixed" and not resampled
-    if not every and simple and _slopes_pay(rows, kernel, agop_samples):
-        system = rows.system(kernel, metric)
-        found = solve_last(system, rows.targets, solver, n_iter=n_iter, weights=weights)
-        if found is not None:
-            solution, metric = found
-            yield done(n_iter, replace(system, metric=metric), solution)
-            return
     spare = None
     for index in range(n_iter + 1):
         at_hand = kernel
         if bandwidth_rule == "median":
-            at_hand = _scaled(kernel, rows, metric, generator, solver.callee)
+            at_hand = _median_kernel(kernel, rows, metric, generator, solver.callee)
         learns = index < n_iter
         slopes = learns and not resampled and _slopes_pay(rows, at_hand, agop_samples)
         system = rows.system(at_hand, metric)
         with full_precision(x.device):
             solution = solve(system, rows.targets, solver, spare=spare, slopes=slopes)
         if solution.coef.dtype != rows.x.dtype:
-            # float32 did not do: from here on everything is float64
+            # float32 was not accurate enough: from here on everything is float64
             rows, metric = rows.double(), metric.double()
             system = rows.system(at_hand, metric)
-        iteration = done(index, system, solution)
+        machine = Machine(rows.x, solution.coef, metric, at_hand, rows.intercept)
+        seconds = time.perf_counter() - started
+        iteration = Iteration(
+            index, machine, solution.solved, seconds, system, solution, rows.mass,
+            rows.y,
+        )  # fmt: skip
         yield iteration
         spare = solution.spare  # its memory serves the next iteration
         if learns:
             solution.forget()
             with full_precision(x.device):
-                chosen = _sampled(len(x), agop_samples, resampled, generator)
+                chosen = _draw_rows(len(x), agop_samples, resampled, generator)
                 metric = _next_metric(iteration, rows, chosen, slopes, solver)
-            system.release()  # who keeps the iteration keeps no tables of it
+            system.release()  # a caller may store the iteration
             if metric.dtype != rows.x.dtype:
                 spare.release()
                 rows, spare = rows.double(), None
@@ -297,11 +279,11 @@ class _Rows:
         cls, x: Tensor, y: Tensor, ridge: float, weights: Tensor | None, *,
         center: bool, centred: bool,
     ) -> _Rows:  # fmt: skip
-        """Centre a table, unless it is ``centred``, and its targets, if asked to."""
+        """Centre a table, unless it is ``centred``, and its targets if ``center``."""
         n = len(x)
         if weights is None:
-            held = ridge if ridge <= torch.finfo(x.dtype).max else math.inf
-            mass, total, ridges = x.new_ones(n), float(n), x.new_full((n,), held)
+            value = ridge if ridge <= torch.finfo(x.dtype).max else math.inf
+            mass, total, ridges = x.new_ones(n), float(n), x.new_full((n,), value)
         else:
             mass, total, ridges = weights, float(weights.sum()), ridge / weights
         intercept = (mass @ y) / total if center else y.new_zeros(y.shape[1])
@@ -322,18 +304,19 @@ class _Rows:
         return replace(self, **{name: part.double() for name, part in there.items()})
 
 
-def _scaled(
+def _median_kernel(
     kernel: Kernel, rows: _Rows, metric: Tensor, generator: torch.Generator, callee: str
 ) -> Kernel:
     """The kernel with its bandwidth in median distances."""
     median = median_distance(
         rows.points, kernel, metric=metric, weights=rows.weights, generator=generator
     )
-    require(
-        1e-150 < kernel.bandwidth * median < 1e150, callee, "rows",
-        "on a scale near the bandwidth, with none beside which all others are one",
-        f"a median distance of {median:.1g}", "Drop outliers, or scale the columns.",
-    )  # fmt: skip
+    if not 1e-150 < kernel.bandwidth * median < 1e150:
+        raise ValueError(
+            f"{callee}: rows must be on a scale near the bandwidth, with none beside "
+            f"which all others are one, got a median distance of {median:.1g}. Drop "
+            "outliers, or scale the columns."
+        )
     return kernel.rescaled(median)
 
 
@@ -376,7 +359,7 @@ def _slopes_pay(rows: _Rows, kernel: Kernel, agop_samples: int) -> bool:
     return n <= agop_samples and form == "gradients"
 
 
-def _sampled(
+def _draw_rows(
     n: int, most: int, resampled: bool, generator: torch.Generator
 ) -> tuple[Tensor, Tensor] | None:
     """Rows at which gradients are taken and how often each; ``None`` for all, once."""
@@ -418,28 +401,44 @@ def _average(
         metric=machine.metric, weights=share, diagonal=machine.metric.ndim == 1,
         form=form,
     )  # fmt: skip
-    return learned(update)
+    return scaled_update(update)
 
 
 def _require_problem(
     x: Tensor, y: Tensor, ridge: float, n_iter: int, weights: Tensor | None
 ) -> None:
-    callee = "recursions"
-    require_table(callee, "x", x)
-    require(len(x) > 0, callee, "x", "of shape (n, d), n > 0", x)
+    require_table("recursions", "x", x)
+    if not len(x):
+        raise ValueError(
+            f"recursions: x must be of shape (n, d), n > 0, got {describe(x)}."
+        )
     for argument, value in {"x": x, "y": y}.items():
         # A finite sum is one of finite numbers; another may be one of large ones.
         finite = math.isfinite(value.sum()) or bool(torch.isfinite(value).all())
-        require(finite, callee, argument, "finite", "NaN or infinity")
-    require(y.ndim == 2 and len(y) == len(x), callee, "y", f"of shape ({len(x)}, k)", y)
-    require(y.dtype == x.dtype, callee, "y", f"of the dtype of x, {x.dtype}", y)
-    require(ridge > 0, callee, "ridge", "positive", ridge)
-    require(n_iter >= 0, callee, "n_iter", "0 or more", n_iter)
-    require(
-        weights is None or _are_weights(weights, len(x), ridge), callee, "weights",
-        f"positive and finite, of shape ({len(x)},), none so small that ridge / weight "
-        "is no number", weights, "Leave out rows of weight zero.",
-    )  # fmt: skip
+        if not finite:
+            raise ValueError(
+                f"recursions: {argument} must be finite, got NaN or infinity."
+            )
+    if y.ndim != 2 or len(y) != len(x):
+        raise ValueError(
+            f"recursions: y must be of shape ({len(x)}, k), got {describe(y)}."
+        )
+    if y.dtype != x.dtype:
+        raise ValueError(
+            f"recursions: y must be of the dtype of x, {x.dtype}, got {describe(y)}."
+        )
+    if not ridge > 0:
+        raise ValueError(f"recursions: ridge must be positive, got {describe(ridge)}.")
+    if n_iter < 0:
+        raise ValueError(
+            f"recursions: n_iter must be 0 or more, got {describe(n_iter)}."
+        )
+    if weights is not None and not _are_weights(weights, len(x), ridge):
+        raise ValueError(
+            f"recursions: weights must be positive and finite, of shape ({len(x)},), "
+            f"none so small that ridge / weight is no number, got {describe(weights)}. "
+            "Leave out rows of weight zero."
+        )
 
 
 def _are_weights(weights: Tensor, n: int, ridge: float) -> bool:

@@ -1,8 +1,8 @@
-r"""Kernels under a metric, evaluated tile by tile.
+r"""Kernels under a metric, evaluated tile by tile, and checks of their arguments.
 
-A kernel is a frozen dataclass. Its operands (:class:`~normalign.kernels.sides.Sides`)
-are computed once; any tile of the kernel matrix, or of its slopes, is then one small
-product and a few passes over a buffer that stays in cache.
+A kernel is a frozen dataclass. A caller prepares the two *sides* of its points once;
+any tile of the kernel matrix, or of its slopes, is then one small matrix product and a
+few element-wise passes over a buffer.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from normalign._errors import require, require_kind
+from normalign._errors import describe
+from normalign.kernels._metric import metric_root, through_metric
+from normalign.kernels._sides import NEAR, SAME, Sides, recompute_near_
 from normalign.kernels.cuda import Kernels, kernels_for
-from normalign.kernels.metric import metric_root, through_metric
-from normalign.kernels.sides import NEAR, SAME, Sides, mend_near_
 
 __all__ = [
     "KERNELS",
@@ -28,6 +28,9 @@ __all__ = [
     "Laplace",
     "ProductLaplace",
     "Radial",
+    "require_expansion",
+    "require_points",
+    "require_table",
 ]
 
 
@@ -46,14 +49,12 @@ class Kernel(ABC):
     def __post_init__(self) -> None:
         callee = type(self).__name__
         _require_number(callee, "bandwidth", self.bandwidth)
-        require(
-            # its square must be finite and positive, too
-            1e-150 < self.bandwidth < 1e150,
-            callee,
-            "bandwidth",
-            "positive and finite (1e-150 to 1e150)",
-            self.bandwidth,
-        )
+        # its square must be a number, too
+        if not 1e-150 < self.bandwidth < 1e150:
+            raise ValueError(
+                f"{callee}: bandwidth must be positive and finite (1e-150 to 1e150), "
+                f"got {describe(self.bandwidth)}."
+            )
 
     def rescaled(self, factor: float) -> Self:
         """The same kernel with its bandwidth multiplied."""
@@ -108,8 +109,8 @@ class Radial(Kernel):
 
         The gradient of the kernel in its first argument is
         :math:`w \, M (z - x) / \ell^2`. At :math:`u = 0` it is zero or, where the
-        kernel has a kink, taken to be zero: a point's own term never counts. Where the
-        kernel has a kink, neither do points that differ from it only by rounding.
+        kernel has a kink, taken to be zero: a point's own term never counts, and
+        neither does that of a point which differs from it by rounding only.
         """
         # Every slope is exactly zero at infinity, which therefore replaces u = 0.
         squared = self._squared_(rows, columns, out)
@@ -139,8 +140,9 @@ class Radial(Kernel):
         return slopes.masked_fill_(slopes > most[:, None], 0.0)
 
     def _squared_(self, rows: Sides, columns: Sides, out: Tensor) -> Tensor:
-        """Return squared distances, at most zero for exact duplicates."""
-        return mend_near_(torch.mm(rows.left, columns.right.T, out=out), rows, columns)
+        """Squared distances; not above zero at a point's duplicates."""
+        squared = torch.mm(rows.left, columns.right.T, out=out)
+        return recompute_near_(squared, rows, columns)
 
     @abstractmethod
     def _profile_(self, squared: Tensor) -> Tensor: ...
@@ -179,9 +181,10 @@ class Laplace(Radial):
         super().__post_init__()
         _require_number("Laplace", "exponent", self.exponent)
         # Beyond 2 the function is not positive definite.
-        require(
-            0 < self.exponent <= 2, "Laplace", "exponent", "in (0, 2]", self.exponent
-        )
+        if not 0 < self.exponent <= 2:
+            raise ValueError(
+                f"Laplace: exponent must be in (0, 2], got {describe(self.exponent)}."
+            )
 
     def values_and_slopes_(
         self, rows: Sides, columns: Sides, values: Tensor, slopes: Tensor
@@ -263,7 +266,7 @@ class ProductLaplace(Kernel):
     .. math:: \exp\bigl(-\|M^{1/2} (x - z)\|_1 / \ell\bigr)
 
     With the symmetric root of the metric. Unlike the radial kernels it knows the
-    axes, which suits tables whose columns mean something each.
+    axes, which suits tables in which each column has a meaning of its own.
 
     Examples
     --------
@@ -309,6 +312,81 @@ KERNELS: dict[str, type[Kernel]] = {
 }
 
 
+def require_table(callee: str, argument: str, x: Tensor, d: int | None = None) -> None:
+    """Raise unless an argument is a floating-point table of ``d`` columns."""
+    if not (isinstance(x, Tensor) and x.dtype in (torch.float32, torch.float64)):
+        raise TypeError(
+            f"{callee}: {argument} must be a float32 or float64 tensor, "
+            f"got {describe(x)}."
+        )
+    if x.ndim != 2 or (d is not None and x.shape[1] != d):
+        raise ValueError(
+            f"{callee}: {argument} must be of shape (n, {'d' if d is None else d}), "
+            f"got {describe(x)}."
+        )
+    if x.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{callee}: {argument} must be without requires_grad, since tiles are "
+            f"overwritten, got {describe(x)}. Use .detach(), jacobian() in closed "
+            "form, or estimators.as_torch."
+        )
+
+
+def require_points(
+    callee: str,
+    x: Tensor,
+    z: Tensor,
+    kernel: Kernel,
+    metric: Tensor | None,
+    *,
+    other: str = "z",
+) -> None:
+    """Raise unless two tables, a kernel and a metric fit together."""
+    require_table(callee, "x", x)
+    width = x.shape[1]
+    require_table(callee, other, z, width)
+    if not isinstance(kernel, Kernel):
+        raise TypeError(
+            f"{callee}: kernel must be a Kernel, as Laplace(), got {describe(kernel)}."
+        )
+    tables = {other: z} if metric is None else {other: z, "metric": metric}
+    for argument, value in tables.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"{callee}: {argument} must be a tensor, got {describe(value)}."
+            )
+        if (value.dtype, value.device) != (x.dtype, x.device):
+            raise ValueError(
+                f"{callee}: {argument} must be {str(x.dtype)[6:]} on {x.device}, like "
+                f"x, got {str(value.dtype)[6:]} on {value.device}."
+            )
+    if metric is not None and metric.shape not in {(width,), (width, width)}:
+        raise ValueError(
+            f"{callee}: metric must be of shape ({width}, {width}), or ({width},) for "
+            f"a diagonal one, got {describe(metric)}."
+        )
+
+
+def require_expansion(
+    callee: str,
+    x: Tensor,
+    centers: Tensor,
+    coef: Tensor,
+    kernel: Kernel,
+    metric: Tensor | None,
+) -> None:
+    """Raise unless points and the parts of an expansion fit together."""
+    require_points(callee, x, centers, kernel, metric, other="centers")
+    require_table(callee, "coef", coef)
+    if len(coef) != len(centers) or coef.dtype != x.dtype:
+        raise ValueError(
+            f"{callee}: coef must be of shape ({len(centers)}, k) in "
+            f"{str(x.dtype)[6:]}, one row per center, got {describe(coef)}."
+        )
+
+
 def _require_number(callee: str, argument: str, value: object) -> None:
-    kind = isinstance(value, Real) and not isinstance(value, bool)
-    require_kind(kind, callee, argument, "a number", value)
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(
+            f"{callee}: {argument} must be a number, got {describe(value)}."
+        )

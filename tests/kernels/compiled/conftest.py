@@ -1,5 +1,0 @@
-"""Everything here needs numba, the extra `fast`."""
-
-import pytest
-
-pytest.importorskip("numba")
