@@ -20,7 +20,11 @@ from normalign.kernels import (
     expansion_jacobian,
     pull_back,
 )
-from normalign.kernels._expansion import jacobian_pull_back
+from normalign.kernels._expansion import (
+    apply_factor,
+    gradients_of_slopes,
+    jacobian_pull_back,
+)
 from tests.kernels.cases import (
     DOUBLE,
     KERNELS,
@@ -30,6 +34,8 @@ from tests.kernels.cases import (
     naive_kernel,
     points,
 )
+
+RADIAL = [kernel for kernel in KERNELS if "Product" not in repr(kernel)]
 
 
 @pytest.fixture
@@ -72,30 +78,64 @@ def test_a_center_and_its_duplicates_contribute_nothing_at_it(kernel):
     assert torch.allclose(found, alone, rtol=1e-9, atol=1e-9)
 
 
+def jacobian_of_differences(x, centers, coef, kernel, seen):
+    """For a radial kernel in float64, from the differences of all pairs."""
+    x, centers, coef = x.double(), centers.double(), coef.double()
+    apart = centers - x[:, None]
+    image = apart * seen if seen.ndim == 1 else apart @ seen
+    image = image / kernel.bandwidth**2
+    squared = (apart * image).sum(2)
+    squared[squared <= 0] = torch.inf
+    slope = kernel.slope_(squared, torch.empty_like(squared))
+    return torch.einsum("nm,mk,nmd->nkd", slope, coef, image)
+
+
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
-@pytest.mark.parametrize("kernel", KERNELS, ids=repr)
-def test_rows_that_differ_by_less_than_rounding_count_as_duplicates(kernel, dtype):
-    eps = torch.finfo(dtype).eps
-    same = points(12, 6).to(dtype)
-    same[1], same[:, 5] = same[0], 0  # the median of a column of zeros is exact
-    apart = same.clone()
-    apart[1, 5] = 1e-3 * eps
-    coef = points(12, 2, seed=1).to(dtype)
-    far = points(3, 6, seed=2).to(dtype)
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
+@pytest.mark.parametrize("gap", [1e-3, 1.0, 1e3])  # in roundings
+@pytest.mark.parametrize("kernel", RADIAL, ids=repr)
+def test_points_closer_than_rounding_have_the_gradients_of_their_differences(
+    kernel, gap, kind, dtype
+):
+    eps, seen = torch.finfo(dtype).eps, metric(kind, 6).to(dtype)
+    centers = points(12, 6).to(dtype)
+    centers[:, 5] = 0  # the median of a column of zeros is exact
+    centers[7], centers[3] = centers[1], centers[0]
+    centers[7, 5], centers[3, 5] = gap * eps, -gap * eps
+    coef, far = points(12, 2, seed=1).to(dtype), points(3, 6, seed=2).to(dtype)
+    x = torch.cat([far, centers])
+    wanted = jacobian_of_differences(x, centers, coef, kernel, seen.double())
+    tolerance = 1e-2 * float(wanted.abs().max())
+    found = expansion_jacobian(x, centers, coef, kernel, metric=seen)
+    assert (found - wanted).abs().max() <= tolerance
+    columns = Columns.of(centers, coef, kernel, metric=seen)
+    pulled = pull_back(x, columns, lambda outputs, _: torch.ones_like(outputs))[1]
+    assert (pulled - wanted.sum(1)).abs().max() <= 2 * tolerance
+    sides = kernel.sides(centers, seen)
+    slopes = kernel.slopes_(sides, sides, x.new_empty(12, 12), x.new_empty(12, 12))
+    raw = gradients_of_slopes(centers, coef, slopes, kernel, sides)
+    again = apply_factor(torch.cat([part for _, part in raw]), kernel, seen)
+    assert (again - wanted[3:]).abs().max() <= tolerance
+    average = torch.einsum("nkd,nke->de", wanted, wanted) / len(x)
+    for form in ["gradients", "pairs"]:
+        found = agop(x, centers, coef, kernel, metric=seen, form=form)
+        assert (found - average).abs().max() <= 2e-2 * average.abs().max()
 
-    def answers(centers):
-        x = torch.cat([centers, far])
-        columns = Columns.of(centers, coef, kernel, metric=None)
-        yield expansion_jacobian(x, centers, coef, kernel)
-        yield pull_back(x, columns, lambda outputs, _: torch.ones_like(outputs))[1]
-        for form in ["gradients", "pairs"][: 1 if "Product" in repr(kernel) else 2]:
-            yield agop(x, centers, coef, kernel, form=form)
 
-    for found, wanted in zip(answers(apart), answers(same), strict=True):
-        if "Product" in repr(kernel):  # its gradient is bounded: of each axis a sign
-            assert found.abs().max() <= 10 * wanted.abs().max()
-        else:
-            torch.testing.assert_close(found, wanted, rtol=1e3 * eps, atol=1e3 * eps)
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("kernel", RADIAL, ids=repr)
+def test_points_apart_in_columns_beside_a_large_one_are_not_taken_for_duplicates(
+    kernel, dtype
+):
+    centers, coef = points(12, 4).to(dtype), points(12, 2, seed=1).to(dtype)
+    centers[:, 0] = torch.arange(12).div(4, rounding_mode="floor").sub(1)
+    centers[:, 0] *= 0.1 / torch.finfo(dtype).eps
+    wanted = jacobian_of_differences(
+        centers, centers, coef, kernel, torch.ones(4, dtype=DOUBLE)
+    )
+    found = expansion_jacobian(centers, centers, coef, kernel)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_other_kernels_are_refused():

@@ -216,7 +216,8 @@ def test_gradients_need_the_lower_half_of_slopes_only(kernel):
     kernel.slopes_(sides, sides, slopes, scratch)
     for rows in _sides.square_spans(70):
         slopes[rows, rows.stop :] = torch.nan
-    found = torch.cat([part for _, part in gradients_of_slopes(x, coef, slopes)])
+    given = x, coef, slopes, kernel, sides
+    found = torch.cat([part for _, part in gradients_of_slopes(*given)])
     both = sides, sides
     wanted = torch.cat([part for _, part in raw_gradients(x, x, coef, kernel, both)])
     assert found.dtype == DOUBLE

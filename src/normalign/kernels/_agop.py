@@ -215,8 +215,11 @@ def _gradients(
     metric: Tensor | None,
 ) -> Iterator[tuple[slice, Tensor]]:
     late = metric is not None and metric.ndim == 2 and not isinstance(kernel, Radial)
+    mixed = sides[0].mixed
+    mapped = mixed is not None and mixed[1].ndim == 2  # by `apply_full`
     for outputs in spans(coef.shape[1], outputs_at_once(len(centers), x.shape[1])):
-        for rows, part in raw_gradients(x, centers, coef[:, outputs], kernel, sides):
+        some = raw_gradients(x, centers, coef[:, outputs], kernel, sides, mapped=mapped)
+        for rows, part in some:
             yield rows, apply_factor(part, kernel, metric) if late else part
 
 

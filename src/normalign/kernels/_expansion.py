@@ -167,15 +167,18 @@ def raw_gradients(
     coef: Tensor,
     kernel: Kernel,
     sides: tuple[Sides, Sides],
+    *,
+    mapped: bool = False,
 ) -> Iterator[tuple[slice, Tensor]]:
     """Yield ``(rows, gradients)``: the Jacobians before :func:`apply_factor`.
 
     ``gradients`` has shape ``(rows, k, d)``. Both tables should be centred: the
     differences ``x_j - x`` come out of a cancellation. ``sides`` are the kernel's, of
-    ``x`` and of ``centers``.
+    ``x`` and of ``centers``; ``mapped`` says that both were multiplied by
+    :func:`apply_factor` afterwards.
     """
     if isinstance(kernel, Radial):
-        yield from _radial_gradients(x, centers, coef, kernel, *sides)
+        yield from _radial_gradients(x, centers, coef, kernel, *sides, mapped=mapped)
     elif isinstance(kernel, ProductLaplace):
         yield from _product_gradients(coef, kernel, *sides)
     else:
@@ -192,6 +195,8 @@ def _radial_gradients(
     kernel: Radial,
     points: Sides,
     others: Sides,
+    *,
+    mapped: bool,
 ) -> Iterator[tuple[slice, Tensor]]:
     (m, d), k = centers.shape, coef.shape[1]
     table = _outer_products(coef, centers)
@@ -200,7 +205,7 @@ def _radial_gradients(
     buffer, scratch = x.new_empty(size), x.new_empty(size)
     sums = x.new_empty(min(height, x.shape[0]), k * (d + 1))
     for rows in spans(x.shape[0], height):
-        part = points[rows]
+        part, close = points[rows], []
         total = sums[: len(part)]
         for columns in spans(m, width):
             other = others[columns]
@@ -209,10 +214,62 @@ def _radial_gradients(
                 b[: shape[0] * shape[1]].view(shape) for b in (buffer, scratch)
             )
             kernel.slopes_(part, other, tile, spare)
+            close.append((_take_close_(tile, part, kernel), columns))
             torch.addmm(
                 total, tile, table[columns], beta=float(columns.start > 0), out=total
             )
-        yield rows, _differences(total.view(-1, k, d + 1), x[rows])
+        gradients = _differences(total.view(-1, k, d + 1), x[rows])
+        for pairs, columns in close:
+            for i, j, step in _close_steps(
+                pairs, part, others[columns], kernel, mapped, k
+            ):
+                gradients.index_add_(0, i, coef[columns][j][:, :, None] * step[:, None])
+        yield rows, gradients
+
+
+_Pairs = tuple[Tensor, Tensor]  # indices of rows and of columns
+
+
+def _take_close_(slopes: Tensor, rows: Sides, kernel: Radial) -> _Pairs | None:
+    """Set the slopes of close points to zero, and return which these are."""
+    if not slopes.numel():
+        return None
+    steepest = kernel.steepest(rows)
+    # On a GPU this test would wait for the device once more.
+    if slopes.device.type == "cpu" and bool(slopes.amax() <= steepest.amin()):
+        return None
+    i, j = (slopes > steepest[:, None]).nonzero(as_tuple=True)
+    if not len(i):
+        return None
+    slopes[i, j] = 0.0
+    return i, j
+
+
+def _close_steps(
+    pairs: _Pairs | None,
+    rows: Sides,
+    columns: Sides,
+    kernel: Radial,
+    mapped: bool,
+    k: int,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    r"""Yield indices of close pairs and :math:`w_{ij} (x_j - x_i)`, some at a time.
+
+    From differences of coordinates, which are then multiplied by the metric.
+    """
+    if pairs is None:
+        return
+    d = rows.right.shape[1] - 2
+    for some in spans(len(pairs[0]), max(_PAIRS // max(d * k, 1), 1)):
+        i, j = (part[some] for part in pairs)
+        apart = columns.right[j, :d] - rows.right[i, :d]
+        image = apart / kernel.bandwidth**2
+        if rows.mixed is not None:
+            image = through_metric(apart, rows.mixed[1])
+        squared = (apart * image).sum(1)
+        torch.threshold_(squared, 0.0, math.inf)
+        slope = kernel.slope_(squared, torch.empty_like(squared))
+        yield i, j, slope[:, None] * (image if mapped else apart)
 
 
 def _outer_products(coef: Tensor, centers: Tensor) -> Tensor:
@@ -231,25 +288,45 @@ def _differences(moments: Tensor, x: Tensor) -> Tensor:
 
 
 def gradients_of_slopes(
-    centers: Tensor, coef: Tensor, slopes: Tensor
+    centers: Tensor,
+    coef: Tensor,
+    slopes: Tensor,
+    kernel: Radial,
+    sides: Sides,
+    *,
+    mapped: bool = False,
 ) -> Iterator[tuple[slice, Tensor]]:
     """Yield raw gradients at the centers, from a square of slopes already made.
 
     The square is symmetric, and only its tiles up to the diagonal are read: each is
     used for its rows and, turned, for its columns. The sums are as large as the table
     of outer products, which is smaller than the square wherever this form is cheaper
-    than the one by pairs.
+    than the one by pairs. Slopes of close points are overwritten by zero.
     """
-    table = _outer_products(coef, centers)
+    table, k = _outer_products(coef, centers), coef.shape[1]
     sums = torch.empty_like(table)
+    close: list[_Pairs] = []
     for rows in square_spans(len(slopes)):
         upto, before = slice(0, rows.stop), slice(0, rows.start)
+        pairs = _take_close_(slopes[rows, upto], sides[rows], kernel)
+        if pairs is not None:
+            i, j = pairs[0] + rows.start, pairs[1]
+            left = j < rows.start  # of the diagonal: one entry for both directions
+            close.append((torch.cat([i, j[left]]), torch.cat([j, i[left]])))
         torch.mm(slopes[rows, upto], table[upto], out=sums[rows])
         if rows.start:
             sums[before].addmm_(slopes[rows, before].T, table[rows])
-    moments = sums.view(len(centers), coef.shape[1], -1)
+    moments = sums.view(len(centers), k, -1)
     for rows in square_spans(len(slopes)):
-        yield rows, _differences(moments[rows], centers[rows])
+        gradients = _differences(moments[rows], centers[rows])
+        for pairs in close:
+            here = (pairs[0] >= rows.start) & (pairs[0] < rows.stop)
+            mine = pairs[0][here], pairs[1][here]
+            for i, j, step in _close_steps(mine, sides, sides, kernel, mapped, k):
+                gradients.index_add_(
+                    0, i - rows.start, coef[j][:, :, None] * step[:, None]
+                )
+        yield rows, gradients
 
 
 def _product_gradients(
@@ -439,8 +516,14 @@ def pull_back(
             points[rows], columns, kernel, values, slopes
         )
         direction = _slope(cotangent, outputs[rows], rows)
+        close = _take_close_(slopes, points[rows], kernel)
         sums = _weighted_sum(slopes, columns, direction, values)
-        gradient[rows] = torch.addcmul(sums[:, :d], sums[:, d:], placed[rows], value=-1)
+        part = torch.addcmul(sums[:, :d], sums[:, d:], placed[rows], value=-1)
+        sides = points[rows], columns.sides
+        for i, j, step in _close_steps(close, *sides, kernel, False, 1):
+            weight = (direction[i] * columns.coef[j]).sum(1)
+            part.index_add_(0, i, weight[:, None] * step)
+        gradient[rows] = part
     return outputs, apply_factor(gradient, kernel, columns.metric)
 
 

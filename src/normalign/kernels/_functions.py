@@ -18,7 +18,7 @@ from torch import Tensor
 
 from normalign._errors import describe
 from normalign.kernels._metric import metric_root, through_metric
-from normalign.kernels._sides import NEAR, SAME, Sides, recompute_near_
+from normalign.kernels._sides import CLOSE, NEAR, Sides, recompute_near_
 from normalign.kernels.cuda import Kernels, kernels_for
 
 __all__ = [
@@ -92,7 +92,8 @@ class Radial(Kernel):
         left, right = x.new_ones(n, d + 2), x.new_ones(n, d + 2)
         torch.mul(image, -2, out=left[:, :d])
         left[:, d : d + 1], right[:, :d], right[:, d + 1 :] = squares, x, squares
-        return Sides(left, right)
+        scaled = None if metric is None else metric / self.bandwidth**2
+        return Sides(left, right, None if scaled is None else (x, scaled))
 
     def values_(self, rows: Sides, columns: Sides, out: Tensor) -> Tensor:
         """The profile of squared distances."""
@@ -109,13 +110,12 @@ class Radial(Kernel):
 
         The gradient of the kernel in its first argument is
         :math:`w \, M (z - x) / \ell^2`. At :math:`u = 0` it is zero or, where the
-        kernel has a kink, taken to be zero: a point's own term never counts, and
-        neither does that of a point which differs from it by rounding only.
+        kernel has a kink, taken to be zero: a point's own term never counts.
         """
         # Every slope is exactly zero at infinity, which therefore replaces u = 0.
         squared = self._squared_(rows, columns, out)
         torch.threshold_(squared, 0.0, math.inf)
-        return self._drop_same_(self.slope_(squared, scratch), rows)
+        return self.slope_(squared, scratch)
 
     def values_and_slopes_(
         self, rows: Sides, columns: Sides, values: Tensor, slopes: Tensor
@@ -124,20 +124,14 @@ class Radial(Kernel):
         self.slopes_(rows, columns, slopes, values)
         self.values_(rows, columns, values)
 
-    def _drop_same_(self, slopes: Tensor, rows: Sides) -> Tensor:
-        """Set the slopes of points that differ only by rounding to zero, see `SAME`.
+    def steepest(self, rows: Sides) -> Tensor:
+        """Return for each row the slope above which a point is close, see `CLOSE`.
 
-        A slope decreases with the distance, so such points are those with a slope above
-        that at the limit. Kernels without a kink have no larger slopes there.
+        A slope decreases with the distance. Those of kernels without a kink are never
+        larger.
         """
-        if not slopes.numel():
-            return slopes
-        limits = rows.left[:, -2] * (2 * SAME[slopes.dtype])
-        most = self.slope_(limits, torch.empty_like(limits))
-        # On a GPU this test would wait for the device.
-        if slopes.device.type == "cpu" and bool(slopes.amax() <= most.amin()):
-            return slopes
-        return slopes.masked_fill_(slopes > most[:, None], 0.0)
+        limits = rows.left[:, -2] * (2 * CLOSE[rows.left.dtype])
+        return self.slope_(limits, torch.empty_like(limits))
 
     def _squared_(self, rows: Sides, columns: Sides, out: Tensor) -> Tensor:
         """Squared distances; not above zero at a point's duplicates."""
@@ -196,7 +190,7 @@ class Laplace(Radial):
         root = self.distances_(rows, columns, slopes)
         torch.neg(root, out=values).exp_()
         torch.threshold_(root, 0.0, math.inf)
-        self._drop_same_(torch.div(values, root, out=slopes), rows)
+        torch.div(values, root, out=slopes)
 
     def values_(self, rows: Sides, columns: Sides, out: Tensor) -> Tensor:
         """The profile of squared distances, in one pass if a GPU kernel exists."""
@@ -216,8 +210,7 @@ class Laplace(Radial):
             return super().slopes_(rows, columns, out, scratch)
         squared = torch.mm(rows.left, columns.right.T, out=out)
         share = NEAR[out.dtype]
-        kernels.laplace_slopes_(squared, rows.both, columns.both, share)
-        return self._drop_same_(squared, rows)
+        return kernels.laplace_slopes_(squared, rows.both, columns.both, share)
 
     def _kernels(self, out: Tensor) -> Kernels | None:
         return kernels_for(out) if self.exponent == 1 and out.is_contiguous() else None

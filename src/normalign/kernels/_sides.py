@@ -21,11 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from normalign.kernels._metric import through_metric
 from normalign.kernels.cuda import kernels_for
 
 __all__ = [
+    "CLOSE",
     "NEAR",
-    "SAME",
     "Sides",
     "middle",
     "recompute_near_",
@@ -71,10 +72,10 @@ def square_spans(n: int) -> Iterator[slice]:
 # from the product, its relative error would be above 1e-9, or 1e-3 in float32.
 NEAR = {torch.float64: 1e-6, torch.float32: 1e-3}
 
-# Share below which two points count as duplicates in gradients: they differ by less
-# than eight rounding errors of their coordinates. The slope of a kernel with a kink
-# grows without bound as points approach each other, and amplifies rounding errors.
-SAME = {t: (8 * torch.finfo(t).eps) ** 2 for t in (torch.float64, torch.float32)}
+# Share below which gradients are computed from differences of coordinates, too. The
+# slope of a kernel with a kink grows without bound as points approach each other, and
+# with it the rounding errors of a sum over centers; above, they are below 1e-3.
+CLOSE = {t: (1e3 * torch.finfo(t).eps) ** 2 for t in (torch.float64, torch.float32)}
 
 # Entries that are compared with the limit, and coordinates gathered, at a time.
 _CPU_ENTRIES, _DEVICE_ENTRIES = 1 << 20, 1 << 26
@@ -90,8 +91,8 @@ class Sides:
     left, right : Tensor of shape (n, q)
         The products of ``left`` of some points and ``right`` of others are the entries
         of a tile.
-    mixed : tuple of Tensor of shape (n, d) and (d, d), optional
-        The points, and the matrix that they were multiplied by in both operands, which
+    mixed : tuple of Tensor of shape (n, d), and (d, d) or (d,), optional
+        The points, and the matrix that they are multiplied by in the operands, which
         adds a rounding error for each product.
     """
 
@@ -151,7 +152,15 @@ def recompute_near_(squared: Tensor, rows: Sides, columns: Sides) -> Tensor:
             i, j = near[part, 0] + some.start, near[part, 1]
             apart = rows.right[i, :d] - columns.right[j, :d]
             images = columns.left[j, :d] - rows.left[i, :d]  # of 2 M (x_i - x_j)
-            squared[i, j] = apart.mul_(images).sum(1).mul_(0.5)
+            found = images.mul_(apart).sum(1).mul_(0.5)
+            if rows.mixed is not None:
+                # rounding of the images may be larger than their difference
+                least = (own[i] + others[j]).mul_(CLOSE[squared.dtype])
+                close = (found <= least).logical_and_(apart.any(1))
+                steps = apart[close]
+                images = through_metric(steps, rows.mixed[1])
+                found[close] = images.mul_(steps).sum(1)
+            squared[i, j] = found
     return squared
 
 

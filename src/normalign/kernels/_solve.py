@@ -163,8 +163,11 @@ class DirectSolution:
             return None
         kernel, metric = self._system.kernel, self._system.metric
         points = apply_full(self._system.points, kernel, metric)
-        gradients = gradients_of_slopes(points, self.coef, self.triangle.slopes)
         diagonal = metric is not None and metric.ndim == 1
+        gradients = gradients_of_slopes(
+            points, self.coef, self.triangle.slopes, kernel, self._system.sides,
+            mapped=metric is not None and not diagonal,
+        )  # fmt: skip
         total = sum_of_squares(
             gradients, torch.zeros_like(points[0]), weights, diagonal
         )
