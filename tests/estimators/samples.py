@@ -8,7 +8,7 @@ from normalign.estimators import (
     RFAMRegressor,
     RFMClassifier,
     RFMRegressor,
-    workers,
+    _fit,
 )
 
 CLASSIFIERS = [RFMClassifier, RFAMClassifier]
@@ -42,6 +42,6 @@ def ticking(monkeypatch, *, seconds):
     def passed(pace):
         nonlocal now
         now += next(steps, seconds)
-        return now - workers.seconds_of_compiling()
+        return now - _fit.seconds_of_compiling()
 
-    monkeypatch.setattr(workers.Pace, "_now", passed)
+    monkeypatch.setattr(_fit.Pace, "_now", passed)

@@ -6,7 +6,7 @@ from scipy.optimize import minimize_scalar
 from sklearn.metrics import log_loss
 
 from normalign.estimators import RFMClassifier
-from normalign.estimators.calibration import probabilities, temperature
+from normalign.estimators._predict import probabilities, temperature
 from tests.estimators.samples import CODES, FRESH, WORDS, X
 
 

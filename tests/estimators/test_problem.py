@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, r2_score
 
-from normalign.estimators.problem import Problem, Score, held_out_rows
-from normalign.estimators.scale.placement import Frame
-from normalign.estimators.tables.targets import class_labels, numbers
+from normalign.estimators._fit import Problem, Score, held_out_rows
+from normalign.estimators._inputs import class_labels, numbers
+from normalign.estimators._scaling import Frame
 
 RNG = np.random.default_rng(0)
 

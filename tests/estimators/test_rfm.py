@@ -9,7 +9,7 @@ from sklearn.kernel_ridge import KernelRidge
 from torch.func import jacrev, vmap
 
 from normalign import local_geometry
-from normalign.estimators import RFMClassifier, RFMRegressor, as_torch, base
+from normalign.estimators import RFMClassifier, RFMRegressor, _rfm, as_torch
 from normalign.kernels import Laplace, Machine
 from tests.estimators.samples import CODES, FRESH, NUMBERS, REGRESSORS, WORDS, D, N, X
 from tests.kernels import transcription
@@ -460,8 +460,8 @@ def test_large_tables_are_fitted_in_parts_unless_one_system_is_asked_for(
 
 
 def test_a_table_above_the_limit_is_fitted_in_parts(monkeypatch):
-    monkeypatch.setattr(base, "_WHOLE_ROWS", {"cpu": 50, "accelerator": 50})
-    monkeypatch.setattr(base, "_LEAF_ROWS", {"cpu": 20, "accelerator": 20})
+    monkeypatch.setattr(_rfm, "_WHOLE_ROWS", {"cpu": 50, "accelerator": 50})
+    monkeypatch.setattr(_rfm, "_LEAF_ROWS", {"cpu": 20, "accelerator": 20})
     machine = RFMRegressor(n_iter=0, random_state=0).fit(X, NUMBERS)
     wanted = RFMRegressor(n_iter=0, random_state=0, max_leaf_size=20).fit(X, NUMBERS)
     assert len(machine.leaves_["offsets"]) > 2

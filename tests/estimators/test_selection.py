@@ -18,12 +18,13 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
-from normalign.estimators import RFAMClassifier
-from normalign.estimators import selection as selection_module
-from normalign.estimators import workers as workers_module
-from normalign.estimators.search import trajectories as trajectories_module
-from normalign.estimators.search.trajectories import rounds_left, scored_trajectory
-from normalign.estimators.selection import RFAMClassifierCV, RFAMRegressorCV
+from normalign.estimators import RFAMClassifier, _fit, _search
+from normalign.estimators._search import (
+    RFAMClassifierCV,
+    RFAMRegressorCV,
+    rounds_left,
+    scored_trajectory,
+)
 from tests.estimators.search.cases import (
     KINDS,
     NUMBERS,
@@ -125,7 +126,7 @@ def seconds(monkeypatch):
     """A clock that goes on only when it is told to, for search and jobs."""
     told = SimpleNamespace(now=0.0)
     clock = SimpleNamespace(monotonic=lambda: told.now)
-    for module in (workers_module, trajectories_module):
+    for module in (_fit, _search):
         monkeypatch.setattr(module, "time", clock)
     return told
 
@@ -166,8 +167,8 @@ def test_an_interrupted_search_leaves_the_estimator_as_it_was(monkeypatch):
             raise KeyboardInterrupt
         return original(job)
 
-    original = selection_module.scored_trajectory
-    monkeypatch.setattr(selection_module, "scored_trajectory", interrupted)
+    original = _search.scored_trajectory
+    monkeypatch.setattr(_search, "scored_trajectory", interrupted)
     before = dict(vars(machine))
     with pytest.raises(KeyboardInterrupt):
         machine.fit(X, NUMBERS)
@@ -175,7 +176,7 @@ def test_an_interrupted_search_leaves_the_estimator_as_it_was(monkeypatch):
     monkeypatch.undo()
     fitted = machine.fit(X, NUMBERS).predict(X)
     calls.clear()
-    monkeypatch.setattr(selection_module, "scored_trajectory", interrupted)
+    monkeypatch.setattr(_search, "scored_trajectory", interrupted)
     with pytest.raises(KeyboardInterrupt):
         machine.fit(X[:, :2], NUMBERS)
     np.testing.assert_array_equal(machine.predict(X), fitted)
@@ -203,8 +204,8 @@ def test_workers_at_one_time_share_the_memory(monkeypatch, n_jobs, limit, share)
         allowed.append(job.parameters["memory_limit"])
         return scored_trajectory(job)
 
-    monkeypatch.setattr(selection_module, "scored_trajectory", watched)
-    monkeypatch.setattr(workers_module, "available_bytes", lambda device: 2 << 30)
+    monkeypatch.setattr(_search, "scored_trajectory", watched)
+    monkeypatch.setattr(_fit, "available_bytes", lambda device: 2 << 30)
     machine = RFAMRegressorCV(**SMALL, cv=2, n_jobs=n_jobs, memory_limit=limit)
     with joblib.parallel_config("threading"):
         machine.fit(X, NUMBERS)
@@ -229,7 +230,7 @@ def test_workers_at_one_time_share_the_memory(monkeypatch, n_jobs, limit, share)
     ],
 )
 def test_too_little_memory_is_told_before_the_search(monkeypatch, changes, words):
-    monkeypatch.setattr(selection_module, "parallel", None)
+    monkeypatch.setattr(_search, "parallel", None)
     machine = RFAMRegressorCV(**SMALL, cv=2, **changes)
     words = f"^RFAMRegressorCV: memory_limit must be at least .* MB to {words}"
     with joblib.parallel_config("threading"), pytest.raises(ValueError, match=words):

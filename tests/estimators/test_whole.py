@@ -6,10 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from normalign.estimators.problem import Validation
-from normalign.estimators.recipe import Recipe
-from normalign.estimators.whole import fit_whole
-from normalign.estimators.workers import Clock
+from normalign.estimators._fit import Clock, Recipe, Validation, fit_whole
 from normalign.kernels import Laplace, Solver
 from tests.estimators.samples import NUMBERS, X, ticking
 

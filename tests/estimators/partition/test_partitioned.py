@@ -10,15 +10,15 @@ import pytest
 import torch
 from sklearn.utils.estimator_checks import check_estimator
 
-from normalign.estimators import RFAMRegressor, RFMClassifier, RFMRegressor
-from normalign.estimators.partition import sweeps as sweeps_module
-from normalign.estimators.partition.blended import BlendedMachine
-from normalign.estimators.partition.partitioned import fit_partitioned, merged
-from normalign.estimators.partition.parts import CutJob, cut_axes
-from normalign.estimators.problem import Validation
-from normalign.estimators.recipe import Recipe
-from normalign.estimators.whole import fit_whole
-from normalign.estimators.workers import Clock
+from normalign.estimators import RFAMRegressor, RFMClassifier, RFMRegressor, _partition
+from normalign.estimators._fit import Clock, Recipe, Validation, fit_whole
+from normalign.estimators._partition import (
+    BlendedMachine,
+    CutJob,
+    cut_axes,
+    fit_partitioned,
+    merged,
+)
 from normalign.kernels import Gaussian, Laplace, ProductLaplace
 from tests.estimators.samples import ticking
 
@@ -357,8 +357,8 @@ def jobs(monkeypatch):
         seen.append((jobs, n_jobs))
         return parallel(call, jobs, n_jobs)
 
-    parallel = sweeps_module.parallel
-    monkeypatch.setattr(sweeps_module, "parallel", watched)
+    parallel = _partition.parallel
+    monkeypatch.setattr(_partition, "parallel", watched)
     return seen
 
 

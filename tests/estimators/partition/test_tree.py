@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normalign.estimators.partition.tree import Tree, band, grow, smoothstep
+from normalign.estimators._partition import Tree, band, grow, smoothstep
 
 
 def coordinate_axes(x):

@@ -17,9 +17,9 @@ from normalign.estimators import (
     RFMClassifier,
     RFMRegressor,
 )
-from normalign.estimators.seeds import two_seeds
-from normalign.estimators.selection import RFAMRegressorCV
-from normalign.estimators.tables.arrays import checked_features
+from normalign.estimators._fit import two_seeds
+from normalign.estimators._inputs import checked_features
+from normalign.estimators._search import RFAMRegressorCV
 from tests.estimators.samples import CODES, NUMBERS, N, X
 
 

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.spatial.distance import pdist
 
-from normalign.estimators.scale.look import Look
-from normalign.estimators.scale.placement import rounding_share
+from normalign.estimators._scaling import Look, rounding_share
 
 
 @given(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from normalign.estimators.scale.placement import (
+from normalign.estimators._scaling import (
     Frame,
     chosen_device,
     chosen_dtype,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from normalign.estimators import RFAMClassifier, RFAMRegressor
-from normalign.estimators.selection import RFAMClassifierCV, RFAMRegressorCV
+from normalign.estimators._search import RFAMClassifierCV, RFAMRegressorCV
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(90, 3))

@@ -8,8 +8,11 @@ from sklearn.metrics import (
     r2_score,
 )
 
-from normalign.estimators.search.candidates import best_candidate
-from normalign.estimators.selection import RFAMClassifierCV, RFAMRegressorCV
+from normalign.estimators._search import (
+    RFAMClassifierCV,
+    RFAMRegressorCV,
+    best_candidate,
+)
 from tests.estimators.search.cases import (
     NUMBERS,
     SMALL,

@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 from sklearn.model_selection import GroupKFold, KFold, StratifiedKFold
 
-from normalign.estimators.search.folds import shuffled_folds, shuffled_split
-from normalign.estimators.selection import RFAMClassifierCV, RFAMRegressorCV
+from normalign.estimators._search import (
+    RFAMClassifierCV,
+    RFAMRegressorCV,
+    shuffled_folds,
+    shuffled_split,
+)
 from tests.estimators.search.cases import (
     NUMBERS,
     SMALL,

@@ -21,7 +21,7 @@ from sklearn.metrics import (
 from sklearn.model_selection import KFold, StratifiedKFold
 
 from normalign.estimators import RFAMClassifier, RFAMRegressor, as_torch
-from normalign.estimators.selection import RFAMClassifierCV, RFAMRegressorCV
+from normalign.estimators._search import RFAMClassifierCV, RFAMRegressorCV
 from tests.estimators.search.cases import (
     NUMBERS,
     SMALL,

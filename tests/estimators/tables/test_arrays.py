@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from normalign.estimators import RFMClassifier, RFMRegressor
-from normalign.estimators.tables.arrays import Origin, as_numpy, checked_weights
+from normalign.estimators._inputs import Origin, as_numpy, checked_weights
 from tests.estimators.samples import ESTIMATORS, FRESH, NUMBERS, X, answers
 
 STRICT_DEVICES = array_api_strict.__array_namespace_info__().devices()

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from normalign.estimators import RFMClassifier, RFMRegressor, make_tabular_pipeline
-from normalign.estimators.tables.frames import in_pandas
+from normalign.estimators._inputs import in_pandas
 from tests.estimators.samples import NUMBERS, WORDS, N, X
 
 FRAME = pd.DataFrame(X, columns=list("abcd"))

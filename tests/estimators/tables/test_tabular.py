@@ -18,7 +18,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, cross_val_score
 
 from normalign.estimators import RFMClassifier, RFMRegressor, make_tabular_pipeline
-from normalign.estimators.tables.tabular import ColumnsOfKind, as_floats, as_texts
+from normalign.estimators._pipeline import ColumnsOfKind, as_floats, as_texts
 from tests.estimators.samples import needs_variable_width
 
 N = 60

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import sparse
 from sklearn.exceptions import DataConversionWarning
 
-from normalign.estimators.tables.targets import (
+from normalign.estimators._inputs import (
     class_labels,
     numbers,
     plain_labels,

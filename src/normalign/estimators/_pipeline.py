@@ -17,33 +17,21 @@ from sklearn.utils.metadata_routing import MetadataRouter
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from normalign._errors import complaint, describe, require, require_kind
-from normalign.estimators.scale.limits import callers_level
-from normalign.estimators.tables.arrays import (
+from normalign.estimators._inputs import (
     as_numpy,
-    filled,
-    refuse_records,
-    require_dense,
-)
-from normalign.estimators.tables.cells import (
+    callers_level,
     category_type,
+    filled,
     first_date,
+    in_pandas,
     is_missing,
     kinds_of,
     number_text,
+    refuse_records,
+    require_dense,
     text_of,
     type_kind,
 )
-from normalign.estimators.tables.frames import in_pandas
-
-__all__ = [
-    "CategoryTexts",
-    "ColumnsOfKind",
-    "Numbers",
-    "TableColumns",
-    "as_floats",
-    "as_texts",
-    "make_tabular_pipeline",
-]
 
 _CALLEE = "make_tabular_pipeline"
 _MISSING = "<missing>"

@@ -1,0 +1,1221 @@
+"""What people hand in: arrays, frames, labels, numbers, weights and parameters."""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cache
+from numbers import Complex, Integral, Rational, Real
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import sklearn
+import torch
+from scipy import sparse
+from sklearn.exceptions import DataConversionWarning
+from sklearn.utils.validation import validate_data
+
+from normalign._errors import as_float, complaint, describe, require, require_kind
+from normalign.kernels import KERNELS
+from normalign.kernels.memory import UNASKED, available_bytes
+
+_DATES = (
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    np.datetime64,
+    np.timedelta64,
+)
+
+_DATE_FIRST = re.compile(r"\d{4}-\d\d-\d\d(?!\d)", re.ASCII)
+
+# Those of pandas, which need not be there to import, are told by their names.
+_ABSENT = ("NoneType", "NAType", "NaTType", "MaskedConstant")
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d{1,3})?", re.ASCII | re.I)
+
+# Booleans in text files.
+_BOOLEANS = {"True": "1", "False": "0"}
+
+
+def scalar(value: Any) -> Any:
+    """The value of an array or tensor without dimensions; all else as it is.
+
+    Examples
+    --------
+    >>> scalar(np.array(2)), scalar(torch.tensor(True)), scalar("a")
+    (np.int64(2), True, 'a')
+    """
+    if isinstance(value, np.ndarray):
+        return value[()] if value.ndim == 0 else value
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.ndim == 0 else value
+    return value
+
+
+def is_missing(value: Any) -> bool:
+    """Say whether a value stands for none: None, NaN, NA, NaT, masked.
+
+    Examples
+    --------
+    >>> is_missing(None), is_missing(float("nan")), is_missing("")
+    (True, True, False)
+    """
+    value = scalar(value)
+    if type(value).__name__ in _ABSENT:
+        return True
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        return bool(np.isnat(value))
+    if isinstance(value, Decimal):
+        return value.is_nan()
+    return isinstance(value, float | np.floating) and bool(np.isnan(value))
+
+
+@cache
+def type_kind(kind: type) -> str:
+    """Say what values of a type are.
+
+    Returns
+    -------
+    {"date", "boolean", "text", "bytes", "number", "complex", "other"}
+
+    Examples
+    --------
+    >>> type_kind(bool), type_kind(Decimal), type_kind(dict)
+    ('boolean', 'number', 'other')
+    """
+    # A timedelta of numpy counts as an integer there, so dates come first.
+    if issubclass(kind, _DATES) or kind.__name__ == "Period":
+        return "date"
+    for name, types in (
+        ("boolean", (bool, np.bool_)),
+        ("text", (str,)),
+        ("bytes", (bytes,)),
+        ("number", (Real, Decimal)),
+        ("complex", (Complex,)),
+    ):
+        if issubclass(kind, types):
+            return name
+    return "other"
+
+
+def kinds_of(values: Iterable[Any]) -> set[str]:
+    """Kinds of the values that are not missing.
+
+    Examples
+    --------
+    >>> sorted(kinds_of([1, None, "a"]))
+    ['number', 'text']
+    """
+    return {type_kind(type(scalar(value))) for value in values if not is_missing(value)}
+
+
+def first_date(values: Iterable[Any]) -> str | None:
+    """The first of texts that are all ISO dates, or date-times; None if one is not.
+
+    Missing ones do not count.
+
+    Examples
+    --------
+    >>> first_date(["2020-02-29", None, "2020-03-01 08:30"])
+    '2020-02-29'
+    >>> first_date(["2020-02-30"]), first_date(["2020-02-29", "soon"])
+    (None, None)
+    """
+    first = None
+    for value in values:
+        if is_missing(value):
+            continue
+        if not (isinstance(value, str) and _is_date(value.strip())):
+            return None
+        first = first or value
+    return first
+
+
+def _is_date(text: str) -> bool:
+    if not _DATE_FIRST.match(text):
+        return False  # 20200229 may be a code
+    try:
+        datetime.datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+def text_of(value: Any) -> str:
+    """Text of a category that does not depend on how its code is stored.
+
+    A code of integers becomes one of floats as soon as one is missing, and booleans
+    become integers or texts in many files: ``1``, ``1.0`` and ``True`` are one
+    category, and so are ``"1"``, ``"True"`` and ``b"1"``. Bytes are texts in UTF-8. A
+    float beyond the integers that its type can tell apart is no integer.
+
+    Examples
+    --------
+    >>> text_of(1), text_of(1.0), text_of(True), text_of("1"), text_of("True")
+    ('1', '1', '1', '1', '1')
+    >>> text_of(2**53 + 1), text_of(2.0**53)
+    ('9007199254740993', '9007199254740992.0')
+    """
+    value = scalar(value)
+    if isinstance(value, bool | np.bool_):
+        return str(int(value))
+    if isinstance(value, bytes):
+        try:
+            value = value.decode()
+        except UnicodeDecodeError:
+            return str(value)
+    if isinstance(value, str):
+        text = str.__str__(value)  # the text itself, also where an enumeration is one
+        return _BOOLEANS.get(text, text)
+    if _is_integer(value):
+        return str(int(value))
+    return str(float(value) if isinstance(value, Decimal) else value)
+
+
+def _is_integer(value: Any) -> bool:
+    """Whether a value is a number that stands for one integer only."""
+    if isinstance(value, float | np.floating):
+        limit = _integer_limit(type(value))
+        return bool(abs(value) < limit and value == np.floor(value))
+    if isinstance(value, Decimal):
+        return value.is_finite() and value == value.to_integral_value()
+    return isinstance(value, Rational) and value.denominator == 1
+
+
+@cache
+def _integer_limit(kind: type) -> float:
+    """Below which floats of a type tell all integers apart."""
+    return 2.0 ** (np.finfo(kind if issubclass(kind, np.floating) else float).nmant + 1)
+
+
+def category_type(value: Any) -> str | None:
+    """Name the type within which equal categories have equal texts.
+
+    None if there is no such type: one date, or object, may have several texts.
+
+    Examples
+    --------
+    >>> category_type(1), category_type(1.0), category_type(1.5), category_type(b"a")
+    ('integer', 'integer', 'float64', 'text')
+    >>> category_type(np.float32(1.5)), category_type(datetime.date(2020, 1, 1))
+    ('float32', None)
+    """
+    value = scalar(value)
+    kind = type_kind(type(value))
+    if kind == "bytes":
+        return None if text_of(value) == str(value) else "text"
+    if kind in ("text", "boolean"):
+        return kind
+    if kind != "number":
+        return None
+    if _is_integer(value):
+        return "integer"
+    return "float64" if isinstance(value, float | Decimal) else type(value).__name__
+
+
+def number_text(text: str) -> str:
+    """The text of the number that a text of a category is; other texts as they are.
+
+    Examples
+    --------
+    >>> number_text("01.50"), number_text("2e1"), number_text("a1")
+    ('1.5', '20', 'a1')
+    """
+    return text_of(Decimal(text)) if _NUMBER.fullmatch(text) else text
+
+
+def with_nan(values: np.ndarray) -> np.ndarray:
+    """Objects that are numbers, or missing, as float64; infinite ones beyond it.
+
+    Examples
+    --------
+    >>> with_nan(np.array([1, None, 10**400], dtype=object))
+    array([ 1., nan, inf])
+    """
+    filled = [
+        np.nan if is_missing(value) else as_float(scalar(value))
+        for value in values.flat
+    ]
+    return np.array(filled, dtype=np.float64).reshape(values.shape)
+
+
+def unmasked(values: np.ma.MaskedArray) -> np.ndarray:
+    """A masked array as a plain one, with NaN (None for objects) under the mask.
+
+    Examples
+    --------
+    >>> unmasked(np.ma.masked_equal([1, 2], 2))
+    array([ 1., nan])
+    """
+    plain, mask = np.asarray(values.data), np.ma.getmaskarray(values)
+    if not mask.any():
+        return plain
+    if plain.dtype.kind in "biu":
+        return np.where(mask, np.nan, plain.astype(np.float64))
+    if plain.dtype.kind in "fc":
+        return np.where(mask, plain.dtype.type(np.nan), plain)
+    objects = plain.astype(object)
+    objects[mask] = None
+    return objects
+
+
+# How polars, pyarrow and those who exchange tables with them can be told.
+_EXCHANGES = ("__dataframe__", "__arrow_c_stream__")
+
+
+def in_pandas(callee: str, values: Any) -> Any:
+    """Return a frame of another library as pandas has it; leave all else alone.
+
+    What columns hold (dates, texts, categories) is then told in one way. Where pandas,
+    or what takes a frame there, is not installed, a frame of numbers is an array.
+
+    Raises
+    ------
+    TypeError
+        If the frame is not to be turned into one of pandas.
+
+    Examples
+    --------
+    >>> in_pandas("fit", [[1.0, 2.0]])
+    [[1.0, 2.0]]
+    """
+    if not _is_foreign(type(values)):
+        return values
+    if not hasattr(values, "to_pandas"):
+        raise TypeError(_refusal(callee, values, "which has no to_pandas()"))
+    try:
+        return values.to_pandas()
+    except ImportError as error:
+        array = np.asarray(values)
+        if array.dtype.kind in "biuf":
+            return array
+        told = f"whose to_pandas() fails ({error})"
+        raise TypeError(_refusal(callee, values, told)) from error
+
+
+def _is_foreign(kind: type) -> bool:
+    """Whether a type is that of a frame or column, but not of pandas.
+
+    The type is asked and not the value, whose columns may be work to find out.
+    """
+    framed = any(hasattr(kind, name) for name in _EXCHANGES)
+    if not framed and not hasattr(kind, "columns"):
+        return False
+    if not framed and not (hasattr(kind, "to_pandas") or hasattr(kind, "collect")):
+        return False
+    return all(base.__module__.partition(".")[0] != "pandas" for base in kind.__mro__)
+
+
+def _refusal(callee: str, values: Any, told: str) -> str:
+    kind = type(values)
+    name = f"a {kind.__name__} of {kind.__module__.partition('.')[0]}, {told}"
+    lazy = hasattr(kind, "collect") and not hasattr(kind, "to_pandas")
+    remedy = "Pass X.collect()." if lazy else "Pass a pandas DataFrame, or an array."
+    return complaint(callee, "X", "a table that pandas or numpy has", name, remedy)
+
+
+# Weights by which any ridge can be divided in single precision.
+_WEIGHTS = (1e-20, 1e20)
+# Kinds of arrays that are numbers to a kernel.
+_NUMBERS = "biuf"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a caller's table came from, so that answers can go back there.
+
+    Parameters
+    ----------
+    namespace : module or None
+        The array-API namespace, torch among them; ``None`` for numpy and all that
+        becomes numpy (lists, DataFrames).
+    device : object
+        The device in that namespace's own terms.
+
+    Examples
+    --------
+    >>> Origin.of(torch.zeros(2)).restored(np.array([1.0, 2.0]))
+    tensor([1., 2.], dtype=torch.float64)
+    """
+
+    namespace: Any = None
+    device: Any = None
+
+    @classmethod
+    def of(cls, values: Any) -> Origin:
+        """The origin of an array."""
+        if isinstance(values, torch.Tensor):
+            return cls(torch, values.device)
+        if isinstance(values, np.ndarray) or not hasattr(values, "__array_namespace__"):
+            return cls()
+        return cls(values.__array_namespace__(), values.device)
+
+    def restored(self, answer: np.ndarray, *, exact: bool = False) -> Any:
+        """The answer as an array of this origin; strings have none but numpy's.
+
+        Some devices have nothing of 64 bits: there it is rounded, unless it must be
+        exact, as labels must.
+        """
+        if self.namespace is None or answer.dtype.kind not in "biuf":
+            return answer
+        try:
+            return self._placed(answer)
+        except (TypeError, ValueError) as error:
+            if answer.dtype.itemsize < 8:
+                raise
+            with np.errstate(over="ignore"):
+                narrow = answer.astype(
+                    f"{answer.dtype.kind}{answer.dtype.itemsize // 2}"
+                )
+            lost = narrow != answer if exact else np.isinf(narrow) & ~np.isinf(answer)
+            if lost.any():
+                raise ValueError(
+                    complaint(
+                        "predict", "X", f"on a device that holds {answer.dtype}",
+                        f"{self.device}, which has no {answer[lost][0]}",
+                        "Pass it as a numpy array.",
+                    )
+                ) from error  # fmt: skip
+            return self._placed(narrow)
+
+    def _placed(self, answer: np.ndarray) -> Any:
+        if self.namespace is torch:
+            return torch.as_tensor(answer, device=self.device)
+        return self.namespace.asarray(answer, device=self.device)
+
+
+def as_numpy(values: Any) -> Any:
+    """Copy or view an array of any library as numpy; leave lists and frames alone.
+
+    What is masked becomes NaN: a mask says that there is no value.
+
+    Examples
+    --------
+    >>> as_numpy(torch.tensor([1.0, 2.0]))
+    array([1., 2.], dtype=float32)
+    """
+    if isinstance(values, torch.Tensor):
+        plain = values.detach().cpu().resolve_conj().resolve_neg()
+        return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+    if isinstance(values, np.ma.MaskedArray):
+        return unmasked(values)
+    if isinstance(values, np.ndarray) or not hasattr(values, "__array_namespace__"):
+        return values
+    if hasattr(values, "get"):  # cupy: the only way off its device
+        return values.get()
+    try:
+        return np.from_dlpack(values)
+    except (AttributeError, BufferError, RuntimeError, TypeError):
+        return np.asarray(values)  # not exchanged that way, or on another device
+
+
+def checked_features(estimator: Any, X: Any, *, reset: bool) -> np.ndarray:
+    """Return X as a finite float table, and keep or compare its columns' names.
+
+    Numbers in any form pass (float32 stays float32, all else is float64): integers,
+    booleans, pandas' nullable types. What must be encoded or filled first is refused,
+    with the name of what does that.
+
+    Raises
+    ------
+    TypeError
+        If X is sparse, a frame that pandas cannot take over, or holds objects that are
+        no values at all.
+    ValueError
+        If X has text, dates, categories, complex, missing or infinite values; with
+        scikit-learn's words if its shape or its columns' names are wrong.
+    """
+    callee = type(estimator).__name__
+    refuse_records(callee, X)
+    given = X if type(X) is np.ndarray else _read(callee, X)
+    _require_numbers(callee, given)
+    table: Any
+    if reset and _is_plain(given):
+        # scikit-learn would find nothing either, and takes longer than a small fit
+        table, estimator.n_features_in_ = given, given.shape[1]
+        vars(estimator).pop("feature_names_in_", None)
+    else:
+        table = _validated(estimator, given, reset=reset)
+    _require_finite(callee, table, getattr(estimator, "feature_names_in_", None))
+    return table
+
+
+def _validated(estimator: Any, given: Any, *, reset: bool) -> np.ndarray:
+    """What scikit-learn makes of a table; what it refuses in the form of the house."""
+    try:
+        table: Any = validate_data(
+            estimator,
+            filled(given),
+            reset=reset,
+            dtype=[np.float64, np.float32],
+            ensure_all_finite=False,
+        )
+    except (TypeError, ValueError) as error:
+        rule = "a table of rows and columns" if reset else "a table as in fit"
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        came, said = describe(given), str(error).strip()
+        if _is_frame(given):
+            came = f"a {type(given).__name__} of shape {given.shape}"
+        # what it says is what scikit-learn's users know
+        raise kind(
+            complaint(type(estimator).__name__, "X", rule, came, said)
+        ) from error
+    return table
+
+
+def _is_plain(table: Any) -> bool:
+    """Whether a table is of floats and of two dimensions, without names."""
+    if type(table) is not np.ndarray or table.dtype.char not in "df":
+        return False
+    return table.dtype.isnative and table.ndim == 2 and table.size > 0
+
+
+def refuse_records(callee: str, X: Any) -> None:
+    """Complain of rows that name their values: they are no table yet.
+
+    Raises
+    ------
+    TypeError
+        If X is a list of dicts, or a structured array.
+    """
+    rows = isinstance(X, list | tuple) and len(X) > 0 and isinstance(X[0], Mapping)
+    fields = getattr(getattr(X, "dtype", None), "names", None)
+    require_kind(
+        not rows and fields is None, callee, "X", "a table of rows and columns",
+        "a list of dicts" if rows else f"an array with the fields {fields}",
+        f"Use pandas.DataFrame({'rows' if rows else 'X'}).",
+    )  # fmt: skip
+
+
+def require_dense(callee: str, values: Any, *, name: str = "X") -> None:
+    """Complain of what is sparse, or has no values.
+
+    Raises
+    ------
+    TypeError
+        If it is a sparse array, tensor or frame, or a tensor on the meta device.
+    """
+    tensor = isinstance(values, torch.Tensor)
+    loose = sparse.issparse(values) or (tensor and values.layout is not torch.strided)
+    require_kind(
+        not loose, callee, name, "dense, not sparse",
+        f"a sparse {type(values).__name__}",
+        f"Pass {name}.toarray(), {name}.to_dense() in torch.",
+    )  # fmt: skip
+    require_kind(
+        not (tensor and values.device.type == "meta"), callee, name,
+        "a tensor with values", "one on the meta device",
+    )  # fmt: skip
+    if not tensor and _is_frame(values):
+        thin = [str(kind).startswith("Sparse") for kind in values.dtypes]
+        require_kind(
+            not (thin and all(thin)), callee, name, "dense, not sparse",
+            "a DataFrame of sparse columns", f"Pass {name}.sparse.to_dense().",
+        )  # fmt: skip
+
+
+def _require_columns(callee: str, X: Any) -> None:
+    """Complain of a frame without columns, or with equal names."""
+    # the second sentence is the one that scikit-learn's users know
+    require(
+        X.shape[1] > 0, callee, "X", "a table of rows and columns",
+        f"a DataFrame of shape {X.shape}",
+        f"Found array with 0 feature(s) (shape={X.shape}) while a minimum of 1 is "
+        "required.",
+    )  # fmt: skip
+    again = [repr(name) for name in X.columns[X.columns.duplicated()]]
+    require(
+        not again, callee, "X", "a table of columns with different names",
+        f"{_some(again)} more than once",
+    )  # fmt: skip
+
+
+def _is_frame(X: Any) -> bool:
+    return hasattr(X, "iloc") and hasattr(X, "dtypes") and getattr(X, "ndim", 0) == 2
+
+
+def _read(callee: str, X: Any) -> Any:
+    """Arrays as numpy's and lists as arrays, frames as those of pandas.
+
+    The rest is for scikit-learn to read.
+    """
+    X = in_pandas(callee, X)
+    require_dense(callee, X)
+    if _is_frame(X):
+        _require_columns(callee, X)
+    if isinstance(X, list | tuple):
+        try:
+            return np.asarray(X)
+        except ValueError:  # rows of different lengths
+            return X
+    return as_numpy(X)
+
+
+def filled(table: Any) -> Any:
+    """A table whose objects are NaN where something is missing, for float() to know.
+
+    Examples
+    --------
+    >>> filled(np.array([[1.5, None]], dtype=object))
+    array([[1.5, nan]])
+    """
+    if _is_frame(table):
+        places = [i for i, kind in enumerate(table.dtypes) if str(kind) == "object"]
+        made = table.copy() if places else table
+        for i in places:
+            made.isetitem(i, with_nan(table.iloc[:, i].to_numpy()))
+        return made
+    if isinstance(table, np.ndarray) and table.dtype.kind == "O" and table.ndim == 2:
+        return with_nan(table)
+    return table
+
+
+def _require_numbers(callee: str, X: Any) -> None:
+    wrong: dict[str, set[str]] = {}
+    if _is_frame(X):
+        for i, (name, dtype) in enumerate(zip(X.columns, X.dtypes, strict=True)):
+            wrong[f"{name!r} ({dtype})"] = _strange(dtype, X.iloc[:, i])
+    elif isinstance(X, np.ndarray) and X.dtype.kind not in _NUMBERS:
+        wrong[f"an array of {X.dtype}"] = _strange(X.dtype, X.flat)
+    wrong = {name: kinds for name, kinds in wrong.items() if kinds}
+    if not wrong:
+        return
+    found = set().union(*wrong.values())
+    if found == {"other"}:
+        # the second sentence is the one that scikit-learn's users know
+        raise TypeError(
+            complaint(
+                callee, "X", "numbers", f"objects in {_some(list(wrong))}",
+                "float(): argument must be a string or a real number.",
+            )
+        )  # fmt: skip
+    remedies = []
+    if "complex" in found:
+        # the first words are those that scikit-learn's users know
+        remedies += ["Complex data not supported: make two columns of each."]
+    if "date" in found:
+        remedies += ["Turn dates into numbers (years, days since ...) first."]
+    if found - {"complex", "date"}:
+        remedies += [f"make_tabular_pipeline({callee}()) encodes texts and categories."]
+    raise ValueError(
+        complaint(callee, "X", "numbers", _some(list(wrong)), " ".join(remedies))
+    )
+
+
+def _strange(dtype: Any, values: Iterable[Any]) -> set[str]:
+    """What there is besides booleans, integers, floats, and objects of these."""
+    letter = getattr(dtype, "kind", "O")
+    if letter in _NUMBERS:
+        return set()
+    if letter in "mMc":
+        return {"complex" if letter == "c" else "date"}
+    if letter != "O":
+        return {"text"}
+    if str(dtype) == "object":
+        return kinds_of(values) - {"boolean", "number"}
+    # an extension of pandas; its categories are texts to us, even those of numbers
+    kind = type_kind(getattr(dtype, "type", object))
+    return {"text"} if kind == "other" else {kind} - {"number"}
+
+
+def _require_finite(callee: str, table: np.ndarray, names: Any) -> None:
+    finite = np.isfinite(table)
+    if finite.all():
+        return
+    columns = np.flatnonzero(~finite.all(axis=0))
+    named = [repr(str(names[j])) if names is not None else str(j) for j in columns]
+    kinds = " and ".join(
+        word
+        for word, found in (("NaN", np.isnan(table)), ("inf", np.isinf(table)))
+        if found.any()
+    )
+    raise ValueError(
+        complaint(
+            callee, "X", "finite, without NaN and inf",
+            f"{kinds} in {(~finite).sum()} places, in the columns {_some(named)}",
+            f"Fill or drop them; make_tabular_pipeline({callee}()) fills NaN.",
+        )
+    )  # fmt: skip
+
+
+def _some(items: list[str], most: int = 5) -> str:
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more
+
+
+def checked_weights(callee: str, sample_weight: Any, n: int) -> np.ndarray | None:
+    """Return one finite weight of at least zero per row, or None if none are given.
+
+    Raises
+    ------
+    TypeError
+        If they are no real numbers.
+    ValueError
+        If their shape or a value is wrong, or all are zero.
+    """
+    if sample_weight is None:
+        return None
+    require_dense(callee, sample_weight, name="sample_weight")
+    try:
+        given = np.asarray(as_numpy(sample_weight))
+    except ValueError as error:
+        rule, got = f"one number for each of the {n} rows", "items of different lengths"
+        raise ValueError(complaint(callee, "sample_weight", rule, got)) from error
+    strange = _strange(given.dtype, given.flat)
+    require_kind(
+        not strange, callee, "sample_weight", "real numbers",
+        f"an array of {given.dtype}",
+    )  # fmt: skip
+    objects = given.dtype.kind == "O"
+    weights = with_nan(given) if objects else np.asarray(given, dtype=np.float64)
+    if weights.ndim == 0:
+        weights = np.full(n, float(weights))
+    require(
+        weights.shape == (n,), callee, "sample_weight",
+        f"one number for each of the {n} rows", f"shape {weights.shape}",
+    )  # fmt: skip
+    bad = ~(np.isfinite(weights) & (weights >= 0))
+    if bad.any():
+        told = f"{bad.sum()} that are not, {weights[bad][0]} among them"
+        raise ValueError(
+            complaint(callee, "sample_weight", "finite and not negative", told)
+        )
+    used = weights[weights > 0]
+    require(
+        len(used) > 0, callee, "sample_weight", "positive for some row",
+        "only zero weights",
+    )  # fmt: skip
+    require(
+        bool(used.min() >= _WEIGHTS[0] and used.max() <= _WEIGHTS[1]), callee,
+        "sample_weight", f"zero or from {_WEIGHTS[0]:g} to {_WEIGHTS[1]:g}",
+        f"weights from {used.min():g} to {used.max():g}",
+        "They act as repetitions: divide them all by their mean.",
+    )  # fmt: skip
+    return weights
+
+
+_COLUMN = (
+    "A column-vector y was passed when a 1d array was expected. Please change the "
+    "shape of y to (n_samples, ), for example using ravel()."
+)
+_MANY_CLASSES = (
+    "The number of unique classes is greater than 50% of the number of samples. `y` "
+    "could represent a regression problem, not a classification problem."
+)
+_SETS = (
+    "Make indicators of sets of labels: sklearn.preprocessing.MultiLabelBinarizer()."
+)
+_RAGGED = "Give every row as many numbers."
+# Rows up to which many classes are no wonder.
+_FEW_ROWS = 20
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The training answers of n rows as k columns of numbers.
+
+    Parameters
+    ----------
+    columns : ndarray of shape (n, k)
+        The numbers themselves, or one indicator column per class.
+    codes : ndarray of shape (n, o), optional
+        For labels: the index of each row's class, for each of o label columns.
+    classes : tuple of ndarray
+        For labels: the sorted classes of each label column.
+    flat : bool
+        Whether the answers came as one column, (n,).
+    cautions : tuple of Warning
+        What is to be told, once, to whoever gave them.
+    """
+
+    columns: np.ndarray
+    codes: np.ndarray | None = None
+    classes: tuple[np.ndarray, ...] = ()
+    flat: bool = True
+    cautions: tuple[Warning, ...] = ()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many classes each label column has; empty for numbers."""
+        return tuple(len(part) for part in self.classes)
+
+
+def class_labels(
+    callee: str, y: Any, *, n: int | None = None, kept: np.ndarray | None = None
+) -> Answers:
+    r"""Return labels as indicator columns, one per class.
+
+    .. math:: Y_{ic} = 1 \text{ if row } i \text{ is of class } c, \text{ else } 0
+
+    as in the experiments with Algorithm 1. Several label columns (multi-output, also
+    multi-label) stand side by side, each with its own classes.
+
+    Parameters
+    ----------
+    y : array-like of shape (n,) or (n, o)
+        Labels: integers, booleans, texts; of one kind in each column. Missing ones
+        are refused.
+    n : int, optional
+        How many there must be.
+    kept : ndarray of bool of shape (n,), optional
+        Rows that count. A class without any is no class.
+
+    Raises
+    ------
+    ValueError
+        If labels are missing, infinite, continuous, of several kinds, or all the same.
+
+    Examples
+    --------
+    >>> class_labels("fit", ["b", "a", "b"]).columns
+    array([[0., 1.],
+           [1., 0.],
+           [0., 1.]])
+    """
+    labels = _label_array(callee, y)
+    _require_length(callee, labels, n)
+    flat = labels.ndim == 1 or labels.shape[1] == 1
+    found = []
+    for column in _label_columns(callee, labels.reshape(len(labels), -1)):
+        counted = column if kept is None else column[kept]
+        found.append(np.unique(counted, return_inverse=True))
+    for j, (classes, _) in enumerate(found):
+        require(
+            len(classes) > 1, callee, "y" if flat else f"column {j} of y",
+            "of at least two classes", f"one class, {classes[:1].tolist()[0]!r}",
+            "There is nothing to tell apart.",
+        )  # fmt: skip
+    codes = np.stack([codes for _, codes in found], axis=1)
+    sizes = [len(classes) for classes, _ in found]
+    _require_room(callee, len(codes), sum(sizes))
+    columns = np.zeros((len(codes), sum(sizes)))
+    np.put_along_axis(columns, codes + np.cumsum([0, *sizes[:-1]]), 1.0, axis=1)
+    return Answers(
+        columns,
+        codes,
+        tuple(classes for classes, _ in found),
+        flat,
+        _cautions(flat and labels.ndim == 2, found),
+    )
+
+
+def _require_room(callee: str, n: int, k: int) -> None:
+    """Complain of classes whose indicators, targets and coefficients will not fit."""
+    needed = 3 * 8 * n * k
+    if needed <= UNASKED:
+        return
+    allowed = available_bytes(torch.device("cpu"))
+    require(
+        needed <= allowed, callee, "y",
+        f"of so few classes that their columns fit into {allowed / 1e6:.3g} MB",
+        f"{k} classes in {n} rows, which take {needed / 1e6:.3g} MB",
+        "A regressor takes numbers.",
+    )  # fmt: skip
+
+
+def _cautions(column: bool, found: list[tuple[np.ndarray, np.ndarray]]) -> tuple:
+    """What scikit-learn would warn of, in its words: its users may look for these."""
+    cautions = []
+    if column:
+        cautions += [DataConversionWarning(_COLUMN)]
+    n = len(found[0][1])
+    if n > _FEW_ROWS and any(len(classes) > round(n / 2) for classes, _ in found):
+        cautions += [UserWarning(_MANY_CLASSES)]
+    return tuple(cautions)
+
+
+def plain_labels(callee: str, y: Any, *, n: int | None = None) -> np.ndarray:
+    """Return labels as plain arrays have them, of the kind of a machine's answers.
+
+    Objects that are all integers, floats or booleans become these. There must be n.
+
+    Examples
+    --------
+    >>> plain_labels("score", np.array([True, False], dtype=object))
+    array([ True, False])
+    """
+    labels = _label_array(callee, y)
+    _require_length(callee, labels, n)
+    if labels.ndim == 1:
+        return _label_columns(callee, labels[:, None])[0]
+    return side_by_side(_label_columns(callee, labels))
+
+
+def side_by_side(columns: list[np.ndarray]) -> np.ndarray:
+    """Stack columns; as objects if they are not of one kind.
+
+    Examples
+    --------
+    >>> side_by_side([np.array([1, 2]), np.array(["a", "b"])])
+    array([[1, 'a'],
+           [2, 'b']], dtype=object)
+    """
+    kinds = {
+        "number" if column.dtype.kind in "biuf" else column.dtype.kind
+        for column in columns
+    }
+    if len(kinds) > 1:
+        columns = [column.astype(object) for column in columns]
+    return np.stack(columns, axis=1)
+
+
+def numbers(
+    callee: str, y: Any, *, n: int | None = None, kept: np.ndarray | None = None
+) -> Answers:
+    """Return targets of a regression as float64 columns.
+
+    Raises
+    ------
+    ValueError
+        If a target is missing, infinite or not a number, or there is none.
+
+    Examples
+    --------
+    >>> numbers("fit", [1, 2]).columns
+    array([[1.],
+           [2.]])
+    """
+    values = plain_numbers(callee, y)
+    _require_length(callee, values, n)
+    values = values if kept is None else values[kept]
+    bad = ~np.isfinite(values)
+    require(
+        not bad.any(), callee, "y", "finite, without NaN and inf",
+        f"{bad.sum()} values that are not", "Drop the rows without an answer.",
+    )  # fmt: skip
+    return Answers(values.reshape(len(values), -1), flat=values.ndim == 1)
+
+
+def plain_numbers(callee: str, y: Any) -> np.ndarray:
+    """Return targets as float64, in the shape in which they came; some may be missing.
+
+    Examples
+    --------
+    >>> plain_numbers("fit", [1, None])
+    array([ 1., nan])
+    """
+    _require_given(callee, y)
+    values = _number_array(callee, y).astype(np.float64, copy=False)
+    if values.ndim not in (1, 2) or not values.size:
+        rule, got = "of shape (n,) or (n, k), not empty", f"shape {values.shape}"
+        raise ValueError(complaint(callee, "y", rule, got))
+    return values
+
+
+def split_blocks(outputs: np.ndarray, sizes: tuple[int, ...]) -> list[np.ndarray]:
+    """Cut columns into the blocks of each label column.
+
+    Examples
+    --------
+    >>> [part.shape for part in split_blocks(np.zeros((4, 5)), (2, 3))]
+    [(4, 2), (4, 3)]
+    """
+    return np.split(outputs, np.cumsum(sizes)[:-1], axis=1)
+
+
+def _require_given(callee: str, y: Any) -> None:
+    if y is None:
+        # the second sentence is the one that scikit-learn's users know
+        raise ValueError(
+            complaint(
+                callee, "y", "given", "None",
+                "This estimator requires y to be passed, but the target y is None.",
+            )
+        )  # fmt: skip
+    require_dense(callee, y, name="y")
+    require_kind(
+        type(y).__name__ != "MultiIndex", callee, "y", "a column, or a table",
+        "a MultiIndex", "Pass y.to_frame(index=False).",
+    )  # fmt: skip
+
+
+def _array(callee: str, y: Any, remedy: str) -> np.ndarray:
+    """Answers as numpy has them; `remedy` is for rows that do not make a table."""
+    try:
+        array = np.asarray(y)
+        if isinstance(y, list | tuple) and array.dtype.kind in "US":
+            # numpy makes texts of numbers, and of what is missing, beside texts
+            objects = np.asarray(y, dtype=object)
+            if not all(isinstance(value, str | bytes) for value in objects.flat):
+                return objects
+        return array
+    except ValueError as error:
+        rule, got = "of one shape in all rows", "rows of different lengths"
+        raise ValueError(complaint(callee, "y", rule, got, remedy)) from error
+
+
+def _require_length(callee: str, y: np.ndarray, n: int | None) -> None:
+    require(
+        n is None or len(y) == n, callee, "y", f"as long as X, which has {n} rows",
+        f"{len(y)} answers",
+    )  # fmt: skip
+
+
+def _number_array(callee: str, y: Any) -> np.ndarray:
+    given = _array(callee, as_numpy(y), _RAGGED)
+    letter = given.dtype.kind
+    if letter in "biuf":
+        return given
+    kinds = kinds_of(given.flat) if letter == "O" else set()
+    remedy = _RAGGED if "other" in kinds else "A classifier takes labels."
+    if letter == "c" or "complex" in kinds:
+        remedy = "Make two targets of each."
+    if letter in "mM" or "date" in kinds:
+        remedy = "Turn dates into numbers (years, days since ...) first."
+    require(
+        letter == "O" and kinds <= {"boolean", "number"}, callee, "y", "real numbers",
+        f"an array of {given.dtype}", remedy,
+    )  # fmt: skip
+    return with_nan(given)
+
+
+def _label_array(callee: str, y: Any) -> np.ndarray:
+    _require_given(callee, y)
+    missing = np.asarray(y.isna()) if hasattr(y, "isna") else None
+    labels = _plain(callee, as_numpy(y))
+    if labels.ndim not in (1, 2) or not labels.size:
+        rule, got = "of shape (n,) or (n, o), not empty", f"shape {labels.shape}"
+        raise ValueError(complaint(callee, "y", rule, got))
+    if missing is None:
+        missing = _missing(labels)
+    require(
+        not missing.any(), callee, "y", "labels without missing ones",
+        f"{missing.sum()} missing", "Drop those rows.",
+    )  # fmt: skip
+    return labels
+
+
+def _plain(callee: str, y: Any) -> np.ndarray:
+    # pandas' way keeps its missing values; that of pyarrow refuses to copy
+    labels = y.to_numpy() if hasattr(y, "isna") else _array(callee, y, _SETS)
+    # numpy's texts of variable width, and bytes in foreign order, are known to few
+    if labels.dtype.kind == "T":
+        return labels.astype(object)
+    return labels.astype(labels.dtype.newbyteorder("="), copy=False)
+
+
+def _missing(labels: np.ndarray) -> np.ndarray:
+    if labels.dtype.kind == "f":
+        return np.isnan(labels)
+    if labels.dtype.kind in "mM":
+        return np.isnat(labels)
+    if labels.dtype.kind != "O":
+        return np.zeros(labels.shape, dtype=bool)
+    absent = [is_missing(value) for value in labels.flat]
+    return np.reshape(np.array(absent, dtype=bool), labels.shape)
+
+
+def _label_columns(callee: str, labels: np.ndarray) -> list[np.ndarray]:
+    """The columns, each as an array of its own kind."""
+    columns = list(labels.T)
+    for j, column in enumerate(columns):
+        name = "y" if len(columns) == 1 else f"column {j} of y"
+        kinds = {"bytes"} if column.dtype.kind == "S" else set()
+        if column.dtype.kind == "O":
+            kinds = kinds_of(column)
+        require(
+            "bytes" not in kinds, callee, name, "integers, booleans or texts", "bytes",
+            "Decode them into texts.",
+        )  # fmt: skip
+        numeric = kinds <= {"boolean", "number"}
+        if column.dtype.kind == "O" and column.size:
+            types = sorted({type(value).__name__ for value in column})
+            sets = {"list", "tuple", "set", "frozenset", "ndarray"} & set(types)
+            require(
+                numeric or kinds == {"text"}, callee, name,
+                "labels of one kind: integers, booleans or texts",
+                f"objects of type {' and '.join(types)}",
+                _SETS if sets else "Turn them into texts.",
+            )  # fmt: skip
+            # nullable numbers, and columns beside texts, arrive as objects
+            columns[j] = np.array(column.tolist()) if numeric else column
+        _require_discrete(callee, name, columns[j])
+    return columns
+
+
+def _require_discrete(callee: str, name: str, column: np.ndarray) -> None:
+    kind = column.dtype.kind
+    plain = kind in "biufUmM" or (kind == "O" and isinstance(column.flat[0], str))
+    require(
+        plain, callee, name, "integers, booleans or texts",
+        f"an array of {column.dtype}", "Turn them into texts.",
+    )  # fmt: skip
+    if kind != "f":
+        return
+    infinite = np.isinf(column)
+    require(
+        not infinite.any(), callee, name, "finite labels", f"{infinite.sum()} infinite",
+        "Turn them into texts.",
+    )  # fmt: skip
+    # the last words are those that scikit-learn's users know
+    require(
+        bool((column == np.floor(column)).all()), callee, name, "labels",
+        "numbers with fractions",
+        "A regressor takes numbers. (Unknown label type: continuous)",
+    )  # fmt: skip
+
+
+def check_parameters(estimator: Any) -> None:
+    """Complain about the first parameter that no machine can be made by.
+
+    Raises
+    ------
+    TypeError
+        If a parameter is not of the right kind.
+    ValueError
+        If its value is out of range.
+    """
+    callee = type(estimator).__name__
+    given = vars(estimator)  # every parameter is there, and nothing needs looking up
+    for name, choices in {
+        "kernel": tuple(KERNELS),
+        "bandwidth_rule": ("fixed", "median"),
+        "solver": ("auto", "cholesky", "cg"),
+        "dtype": ("auto", "float32", "float64"),
+    }.items():
+        _require_choice(callee, name, given[name], choices)
+    for name in ("bandwidth", "ridge"):
+        _require_number(callee, name, given[name], above=0.0)
+    if "identity_weight" in given:
+        _require_number(callee, "identity_weight", given["identity_weight"], most=1.0)
+    _check_exponent(callee, given)
+    for name, least in {"n_iter": 0, "agop_samples": 1}.items():
+        _require_count(callee, name, given[name], least)
+    if given["memory_limit"] is not None:
+        _require_count(callee, "memory_limit", _whole(given["memory_limit"]), 1)
+    _check_leaf_size(callee, given["max_leaf_size"])
+    if given["time_limit_s"] is not None:
+        _require_number(callee, "time_limit_s", given["time_limit_s"], above=0.0)
+    if given["validation_fraction"] is not None:
+        _require_number(
+            callee, "validation_fraction", given["validation_fraction"],
+            above=0.0, below=1.0,
+        )  # fmt: skip
+    _check_counts(callee, given)
+    state = given["random_state"]
+    if state is not None and not (type(state) is int and 0 <= state < 2**32):
+        _check_random_state(callee, state)
+    for name in ("diagonal", "center"):
+        if not isinstance(given[name], bool | np.bool_):
+            raise TypeError(_unlike(callee, name, "True or False", given[name]))
+
+
+def _check_leaf_size(callee: str, size: Any) -> None:
+    if size is None or (isinstance(size, str) and size == "auto"):
+        return
+    if isinstance(size, str):
+        rule = 'a number of rows, "auto", or None for no parts'
+        raise TypeError(complaint(callee, "max_leaf_size", rule, repr(size)))
+    _require_count(callee, "max_leaf_size", size, 1)
+
+
+def _check_counts(callee: str, given: dict[str, Any]) -> None:
+    verbose, n_jobs = given["verbose"], given["n_jobs"]
+    require_kind(
+        isinstance(verbose, Integral | np.bool_), callee, "verbose", "an integer",
+        describe(verbose),
+    )  # fmt: skip
+    if n_jobs is not None:
+        require_kind(
+            isinstance(n_jobs, Integral), callee, "n_jobs", "an integer or None",
+            describe(n_jobs),
+        )  # fmt: skip
+        require(
+            n_jobs != 0, callee, "n_jobs", "a number of workers, or -1 for all cores",
+            n_jobs,
+        )  # fmt: skip
+
+
+def _check_random_state(callee: str, state: Any) -> None:
+    if isinstance(state, Integral):
+        fits = 0 <= int(state) < 2**32
+        require(fits, callee, "random_state", "in [0, 2**32)", int(state))
+        return
+    known = isinstance(state, np.random.RandomState) or state is np.random
+    remedy = ""
+    if isinstance(state, np.random.Generator):
+        remedy = "Draw a seed: int(generator.integers(2**32))."
+    require_kind(
+        known, callee, "random_state", "an integer, a RandomState or None",
+        describe(state), remedy,
+    )  # fmt: skip
+
+
+def _whole(value: Any) -> Any:
+    """A float without a fraction as an integer: bytes are often written as 1e9."""
+    whole = isinstance(value, float | np.floating) and value.is_integer()
+    return int(value) if whole else value
+
+
+def _check_exponent(callee: str, given: dict[str, Any]) -> None:
+    exponent = given["exponent"]
+    _require_number(callee, "exponent", exponent, above=0.0, most=2.0)
+    require(
+        exponent == 1 or given["kernel"] == "laplace", callee, "exponent",
+        f'1.0 for kernel="{given["kernel"]}"', exponent,
+        'Only kernel="laplace" has an exponent.',
+    )  # fmt: skip
+
+
+def _unlike(callee: str, name: str, rule: str, value: Any) -> str:
+    """A complaint about a value of any kind; a text is shown as one."""
+    return complaint(callee, name, rule, describe(value))
+
+
+def _require_choice(callee: str, name: str, value: Any, choices: tuple) -> None:
+    if not (isinstance(value, str) and value in choices):
+        rule = "one of " + ", ".join(f'"{choice}"' for choice in choices)
+        raise ValueError(_unlike(callee, name, rule, value))
+
+
+def _require_count(callee: str, name: str, value: Any, least: int) -> None:
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole:
+        raise TypeError(_unlike(callee, name, "an integer", value))
+    require(int(value) >= least, callee, name, f"{least} or more", value)
+
+
+def _require_number(
+    callee: str,
+    name: str,
+    value: Any,
+    *,
+    above: float | None = None,
+    below: float = math.inf,
+    most: float | None = None,
+) -> None:
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    if not real:
+        raise TypeError(_unlike(callee, name, "a number", value))
+    number = as_float(value)
+    low = 0.0 if above is None else above
+    fits = number >= low if above is None else number > low
+    if not (fits and (number < below if most is None else number <= most)):
+        start = f"{'[' if above is None else '('}{low:g}"
+        end = f"{below:g})" if most is None else f"{most:g}]"
+        raise ValueError(complaint(callee, name, f"in {start}, {end}", value))
+
+
+# Folders whose lines are not the caller's: of all estimators, and of those who call
+# them for others (pipelines, searches, workers).
+_BETWEEN = tuple(
+    str(Path(file).parent) + os.sep
+    for file in (__file__, sklearn.__file__, joblib.__file__)
+)
+
+
+def callers_level() -> int:
+    """How far up the line is that called an estimator, a pipeline or a search."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+        frame, level = frame.f_back, level + 1
+    return level
