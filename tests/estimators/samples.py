@@ -8,7 +8,7 @@ from normalign.estimators import (
     RFAMRegressor,
     RFMClassifier,
     RFMRegressor,
-    _fit,
+    _jobs,
 )
 
 CLASSIFIERS = [RFMClassifier, RFAMClassifier]
@@ -30,7 +30,7 @@ needs_variable_width = pytest.mark.skipif(
 
 
 def answers(kind: type) -> np.ndarray:
-    """Answers that suit an estimator: words for classifiers."""
+    """Targets that suit an estimator: words for classifiers."""
     return WORDS if kind in CLASSIFIERS else NUMBERS
 
 
@@ -42,6 +42,6 @@ def ticking(monkeypatch, *, seconds):
     def passed(pace):
         nonlocal now
         now += next(steps, seconds)
-        return now - _fit.seconds_of_compiling()
+        return now - _jobs.seconds_of_compiling()
 
-    monkeypatch.setattr(_fit.Pace, "_now", passed)
+    monkeypatch.setattr(_jobs.Pace, "_now", passed)

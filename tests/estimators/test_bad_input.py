@@ -438,7 +438,7 @@ def test_an_interrupted_fit_leaves_everything_as_it_was(monkeypatch):
     def interrupted(*rows, **settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("normalign.estimators._rfm.fit_whole", interrupted)
+    monkeypatch.setattr("normalign.estimators._rfm.fit_single", interrupted)
     with pytest.raises(KeyboardInterrupt):
         machine.fit(X[:, :2], WORDS == "ant")
     assert state(machine) == before

@@ -460,7 +460,7 @@ def test_large_tables_are_fitted_in_parts_unless_one_system_is_asked_for(
 
 
 def test_a_table_above_the_limit_is_fitted_in_parts(monkeypatch):
-    monkeypatch.setattr(_rfm, "_WHOLE_ROWS", {"cpu": 50, "accelerator": 50})
+    monkeypatch.setattr(_rfm, "_SINGLE_ROWS", {"cpu": 50, "accelerator": 50})
     monkeypatch.setattr(_rfm, "_LEAF_ROWS", {"cpu": 20, "accelerator": 20})
     machine = RFMRegressor(n_iter=0, random_state=0).fit(X, NUMBERS)
     wanted = RFMRegressor(n_iter=0, random_state=0, max_leaf_size=20).fit(X, NUMBERS)

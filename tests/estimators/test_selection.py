@@ -18,12 +18,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
-from normalign.estimators import RFAMClassifier, _fit, _search
+from normalign.estimators import RFAMClassifier, _jobs, _search
 from normalign.estimators._search import (
     RFAMClassifierCV,
     RFAMRegressorCV,
     rounds_left,
-    scored_trajectory,
+    score_trajectory,
 )
 from tests.estimators.search.cases import (
     KINDS,
@@ -126,7 +126,7 @@ def seconds(monkeypatch):
     """A clock that goes on only when it is told to, for search and jobs."""
     told = SimpleNamespace(now=0.0)
     clock = SimpleNamespace(monotonic=lambda: told.now)
-    for module in (_fit, _search):
+    for module in (_jobs, _search):
         monkeypatch.setattr(module, "time", clock)
     return told
 
@@ -167,8 +167,8 @@ def test_an_interrupted_search_leaves_the_estimator_as_it_was(monkeypatch):
             raise KeyboardInterrupt
         return original(job)
 
-    original = _search.scored_trajectory
-    monkeypatch.setattr(_search, "scored_trajectory", interrupted)
+    original = _search.score_trajectory
+    monkeypatch.setattr(_search, "score_trajectory", interrupted)
     before = dict(vars(machine))
     with pytest.raises(KeyboardInterrupt):
         machine.fit(X, NUMBERS)
@@ -176,7 +176,7 @@ def test_an_interrupted_search_leaves_the_estimator_as_it_was(monkeypatch):
     monkeypatch.undo()
     fitted = machine.fit(X, NUMBERS).predict(X)
     calls.clear()
-    monkeypatch.setattr(_search, "scored_trajectory", interrupted)
+    monkeypatch.setattr(_search, "score_trajectory", interrupted)
     with pytest.raises(KeyboardInterrupt):
         machine.fit(X[:, :2], NUMBERS)
     np.testing.assert_array_equal(machine.predict(X), fitted)
@@ -202,10 +202,10 @@ def test_workers_at_one_time_share_the_memory(monkeypatch, n_jobs, limit, share)
 
     def watched(job):
         allowed.append(job.parameters["memory_limit"])
-        return scored_trajectory(job)
+        return score_trajectory(job)
 
-    monkeypatch.setattr(_search, "scored_trajectory", watched)
-    monkeypatch.setattr(_fit, "available_bytes", lambda device: 2 << 30)
+    monkeypatch.setattr(_search, "score_trajectory", watched)
+    monkeypatch.setattr(_jobs, "available_bytes", lambda device: 2 << 30)
     machine = RFAMRegressorCV(**SMALL, cv=2, n_jobs=n_jobs, memory_limit=limit)
     with joblib.parallel_config("threading"):
         machine.fit(X, NUMBERS)

@@ -12,8 +12,9 @@ import pytest
 import torch
 from sklearn.base import clone
 
-from normalign.estimators import RFAMRegressorCV, RFMRegressor, _fit
-from normalign.estimators._fit import Clock, Pace, Recipe, shared_threads
+from normalign.estimators import RFAMRegressorCV, RFMRegressor, _jobs
+from normalign.estimators._fit import Recipe
+from normalign.estimators._jobs import Clock, Pace, shared_threads
 from normalign.kernels import Laplace
 from normalign.kernels.compiled import waits
 from tests.estimators.samples import NUMBERS, X, ticking
@@ -60,15 +61,15 @@ def test_a_clock_goes_on_with_the_seconds_left_on_another_machine(monkeypatch):
     sent = pickle.dumps(Clock.within(0.01))
     time.sleep(0.02)
     assert pickle.loads(sent).budget() == 0
-    monkeypatch.setattr(_fit, "_machine", lambda: "another")
+    monkeypatch.setattr(_jobs, "_machine", lambda: "another")
     assert 0 < pickle.loads(sent).budget() <= 0.01
 
 
 def test_a_compiler_is_not_counted(monkeypatch):
     ticking(monkeypatch, seconds=4)
-    monkeypatch.setattr(_fit, "seconds_of_compiling", lambda: 0.0)
+    monkeypatch.setattr(_jobs, "seconds_of_compiling", lambda: 0.0)
     pace = Pace(5.0)
-    monkeypatch.setattr(_fit, "seconds_of_compiling", lambda: 3.5)
+    monkeypatch.setattr(_jobs, "seconds_of_compiling", lambda: 3.5)
     assert pace.another()  # half a second of work so far
 
 
@@ -134,16 +135,16 @@ def test_a_threading_backend_leaves_the_threads_to_come_as_they_were():
 def test_memory_is_divided_among_workers():
     solver = dataclasses.replace(RECIPE.solver, memory_limit=1000)
     recipe = dataclasses.replace(RECIPE, solver=solver)
-    assert recipe.sharing(4).solver.memory_limit == 250
-    assert recipe.sharing(1).solver.memory_limit == 1000
-    assert RECIPE.sharing(1).solver.memory_limit is None
+    assert recipe.share_memory(4).solver.memory_limit == 250
+    assert recipe.share_memory(1).solver.memory_limit == 1000
+    assert RECIPE.share_memory(1).solver.memory_limit is None
 
 
 @pytest.mark.parametrize("number", [np.int8, np.int32, np.int64, np.uint8])
 def test_a_number_of_workers_of_numpys_overflows_nothing(number):
     with joblib.parallel_config("threading"):
-        assert type(_fit.jobs_at_once(number(2))) is int
-        assert list(_fit.parallel(len, ["ab", "c"], number(2))) == [2, 1]
+        assert type(_jobs.jobs_at_once(number(2))) is int
+        assert list(_jobs.parallel(len, ["ab", "c"], number(2))) == [2, 1]
         shared = {"n_jobs": number(2), "random_state": 0}
         machine = RFMRegressor(n_iter=1, max_leaf_size=20, **shared)
         search = RFAMRegressorCV(ridges=[1.0], n_iter=0, cv=2, **shared)
@@ -154,7 +155,7 @@ def test_a_number_of_workers_of_numpys_overflows_nothing(number):
 
 
 def test_what_is_free_is_divided_among_workers(monkeypatch):
-    monkeypatch.setattr(_fit, "available_bytes", lambda device: 4 << 30)
-    assert RECIPE.sharing(4).solver.memory_limit == 1 << 30
+    monkeypatch.setattr(_jobs, "available_bytes", lambda device: 4 << 30)
+    assert RECIPE.share_memory(4).solver.memory_limit == 1 << 30
     # of so little nobody is asked what is free, whoever works beside
-    assert RECIPE.sharing(4096).solver.memory_limit == 1 << 26
+    assert RECIPE.share_memory(4096).solver.memory_limit == 1 << 26

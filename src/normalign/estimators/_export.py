@@ -23,10 +23,10 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from normalign._errors import complaint, require, require_kind
+from normalign._errors import complaint, require_kind
 from normalign.estimators._partition import Tree, smoothstep
 from normalign.estimators._predict import FittedMachine
-from normalign.estimators._scaling import DTYPES, farthest
+from normalign.estimators._scaling import DTYPES, clip_limit
 from normalign.kernels import metric_root
 
 
@@ -47,7 +47,7 @@ def linear_layer(weight: Any, bias: Any) -> nn.Linear:
     return layer
 
 
-class Scaling(nn.Module):
+class ScalingLayer(nn.Module):
     r"""Centre, scale and shift each input, then clip if bounds are finite.
 
     .. math:: x \mapsto \mathrm{clip}\bigl((x - m) / s + t\bigr)
@@ -61,7 +61,7 @@ class Scaling(nn.Module):
 
     Examples
     --------
-    >>> Scaling(torch.ones(2), 2 * torch.ones(2), torch.zeros(2))(torch.ones(1, 2))
+    >>> ScalingLayer(torch.ones(2), 2 * torch.ones(2), torch.zeros(2))(torch.ones(1, 2))
     tensor([[0., 0.]])
     """
 
@@ -219,7 +219,7 @@ def transformer(callee: str, step: Any, *, remedy: str) -> nn.Module:
     return _scaling(step)
 
 
-def _scaling(step: Any) -> Scaling:
+def _scaling(step: Any) -> ScalingLayer:
     d = step.n_features_in_
     low, high = -np.inf, np.inf
     if isinstance(step, preprocessing.MinMaxScaler):
@@ -235,7 +235,7 @@ def _scaling(step: Any) -> Scaling:
         moves = step.with_centering if robust else step.with_mean
         centre = (step.center_ if robust else step.mean_) if moves else 0.0
         scale, shift = (1.0 if step.scale_ is None else step.scale_), 0.0
-    return Scaling(
+    return ScalingLayer(
         *(dense(v).expand(d).clone() for v in (centre, scale, shift)),
         low=float(low),
         high=float(high),
@@ -251,7 +251,7 @@ def _pca(step: Any) -> nn.Module:
         components = components / np.maximum(deviation, smallest)[:, None]
     layer = linear_layer(components, 0.0)
     d = components.shape[1]
-    centring = Scaling(
+    centring = ScalingLayer(
         dense(step.mean_).expand(d).clone(),
         torch.ones(d, dtype=torch.float64),
         torch.zeros(d, dtype=torch.float64),
@@ -259,7 +259,7 @@ def _pca(step: Any) -> nn.Module:
     return nn.Sequential(OrderedDict(centring=centring, rotation=layer))
 
 
-class Placing(Scaling):
+class ClippedScaling(ScalingLayer):
     r"""Rows in the frame of a machine, those too far to matter nearer, but not near.
 
     .. math:: x \mapsto \mathrm{clip}\bigl((x - m) / u\bigr)
@@ -278,7 +278,7 @@ class Placing(Scaling):
 
     Examples
     --------
-    >>> Placing(torch.ones(1), 2.0, bandwidth=1.0, dtype=torch.float32)(
+    >>> ClippedScaling(torch.ones(1), 2.0, bandwidth=1.0, dtype=torch.float32)(
     ...     torch.tensor([[5.0], [1e30]]))
     tensor([[2.0000e+00],
             [1.0000e+15]])
@@ -287,10 +287,10 @@ class Placing(Scaling):
     def __init__(
         self, location: Tensor, unit: float, *, bandwidth: float, dtype: torch.dtype
     ) -> None:
-        far = farthest(dtype, bandwidth)
+        far = clip_limit(dtype, bandwidth)
         units = torch.full_like(location, unit)
         super().__init__(location, units, 0 * location, low=-far, high=far)
-        self.far_in_single = min(far, farthest(torch.float32, bandwidth))
+        self.far_in_single = min(far, clip_limit(torch.float32, bandwidth))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the rows in the frame, of shape (n, d)."""
@@ -455,12 +455,12 @@ def machine_module(callee: str, fitted: Any) -> nn.Module:
     ValueError
         If the machine has several label columns.
     """
-    require(
-        not isinstance(getattr(fitted, "classes_", None), list), callee, "fitted",
-        "a classifier with one label per sample",
-        f"a {type(fitted).__name__} with several", "Fit one classifier per label.",
-    )  # fmt: skip
-    frame = Placing(
+    if isinstance(getattr(fitted, "classes_", None), list):
+        raise ValueError(
+            f"{callee}: fitted must be a classifier with one label per sample, got "
+            f"a {type(fitted).__name__} with several. Fit one classifier per label."
+        )
+    frame = ClippedScaling(
         dense(fitted.location_),
         fitted.unit_,
         bandwidth=fitted.bandwidth_ / fitted.unit_,
@@ -468,11 +468,11 @@ def machine_module(callee: str, fitted: Any) -> nn.Module:
     )
     leaves = getattr(fitted, "leaves_", None)
     return nn.Sequential(
-        frame, _whole(fitted, frame) if leaves is None else _blend(fitted, leaves)
+        frame, _single(fitted, frame) if leaves is None else _blend(fitted, leaves)
     )
 
 
-def _whole(fitted: FittedMachine, frame: nn.Module) -> nn.Module:
+def _single(fitted: FittedMachine, frame: nn.Module) -> nn.Module:
     return _expansion(
         fitted,
         _root(fitted),
@@ -597,17 +597,17 @@ def as_torch(fitted: Any) -> nn.Module:
     _require_fitted(fitted)
     # whatever is set outside: tensors of inference mode cannot be differentiated
     with torch.inference_mode(False), torch.device("cpu"):
-        return _converted(fitted).double().eval()
+        return _convert(fitted).double().eval()
 
 
-def _converted(fitted: Any) -> nn.Module:
+def _convert(fitted: Any) -> nn.Module:
     if isinstance(fitted, _SEARCHES):
         best = fitted.best_estimator_
         _refuse_tables(best, "search.best_estimator_")
-        return _converted(best)
+        return _convert(best)
     if isinstance(fitted, Pipeline):
         _refuse_tables(fitted, "pipeline")
-        return _steps(fitted, _converted)
+        return _steps(fitted, _convert)
     if isinstance(fitted, OneVsRestClassifier):
         return _one_vs_rest(fitted)
     if isinstance(fitted, FittedMachine):
@@ -646,22 +646,21 @@ def _require_fitted(fitted: Any) -> None:
         check_is_fitted(fitted)
     except NotFittedError as error:
         raise NotFittedError(
-            complaint(
-                "as_torch", "fitted", "fitted",
-                f"a {type(fitted).__name__} that is not", "Call fit first.",
-            )
-        ) from error  # fmt: skip
+            f"as_torch: fitted must be fitted, got a {type(fitted).__name__} that "
+            "is not. Call fit first."
+        ) from error
 
 
 def _require_one_label(fitted: Any) -> None:
     with warnings.catch_warnings():  # of columns without the names they had in fit
         warnings.simplefilter("ignore", UserWarning)
         one = fitted.predict(np.zeros((1, fitted.n_features_in_)))
-    require(
-        np.ndim(one) == 1, "as_torch", "fitted",
-        "a classifier with one label per sample",
-        f"a {type(fitted).__name__} with several", "Convert one classifier per label.",
-    )  # fmt: skip
+    if np.ndim(one) != 1:
+        raise ValueError(
+            "as_torch: fitted must be a classifier with one label per sample, got "
+            f"a {type(fitted).__name__} with several. Convert one classifier per "
+            "label."
+        )
 
 
 def _two_class(scores: nn.Module) -> nn.Module:
@@ -681,11 +680,11 @@ def _two_class(scores: nn.Module) -> nn.Module:
 
 
 def _mlp(fitted: Any) -> nn.Module:
-    require(
-        fitted.out_activation_ in ("identity", "logistic", "softmax"), "as_torch",
-        "fitted", "a perceptron with identity, logistic or softmax output",
-        f"{fitted.out_activation_!r}",
-    )  # fmt: skip
+    if fitted.out_activation_ not in ("identity", "logistic", "softmax"):
+        raise ValueError(
+            "as_torch: fitted must be a perceptron with identity, logistic or "
+            f"softmax output, got {fitted.out_activation_!r}."
+        )
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     depth = len(fitted.coefs_)
     for i, (coef, intercept) in enumerate(
@@ -698,12 +697,12 @@ def _mlp(fitted: Any) -> nn.Module:
 
 
 def _support_vectors(fitted: Any) -> nn.Module:
-    require(
-        not is_classifier(fitted) or len(fitted.classes_) == 2, "as_torch", "fitted",
-        f"a {type(fitted).__name__} with two classes",
-        f"one with {len(getattr(fitted, 'classes_', ()))}",
-        "Fit it inside sklearn.multiclass.OneVsRestClassifier.",
-    )  # fmt: skip
+    if is_classifier(fitted) and len(fitted.classes_) != 2:
+        raise ValueError(
+            f"as_torch: fitted must be a {type(fitted).__name__} with two classes, "
+            f"got one with {len(getattr(fitted, 'classes_', ()))}. Fit it inside "
+            "sklearn.multiclass.OneVsRestClassifier."
+        )
     if fitted.kernel == "linear":
         return linear_layer(fitted.coef_, fitted.intercept_)
     # The only trace of gamma="scale" and "auto" that a fitted machine keeps.
@@ -730,11 +729,11 @@ def _kernel(
     if isinstance(fitted, KernelRidge):
         allowed.append("laplacian")
     known = isinstance(fitted.kernel, str) and fitted.kernel in allowed
-    require(
-        known and gamma is not None,
-        "as_torch", "fitted", f"a {type(fitted).__name__} with kernel linear, "
-        + ", ".join(allowed), f"kernel={fitted.kernel!r}",
-    )  # fmt: skip
+    if not (known and gamma is not None):
+        raise ValueError(
+            f"as_torch: fitted must be a {type(fitted).__name__} with kernel "
+            f"linear, {', '.join(allowed)}, got kernel={fitted.kernel!r}."
+        )
     return KernelExpansion(
         "poly" if fitted.kernel == "polynomial" else fitted.kernel,
         dense(points),
@@ -756,11 +755,11 @@ def _one_vs_rest(fitted: OneVsRestClassifier) -> nn.Module:
 
 def _binary_score(part: Any) -> nn.Module:
     """One column: the score of the positive class against the rest."""
-    require(
-        is_classifier(part) and hasattr(part, "decision_function"), "as_torch",
-        "fitted", "a OneVsRestClassifier over classifiers with a decision_function",
-        f"one over {type(part).__name__}",
-    )  # fmt: skip
+    if not (is_classifier(part) and hasattr(part, "decision_function")):
+        raise ValueError(
+            "as_torch: fitted must be a OneVsRestClassifier over classifiers with "
+            f"a decision_function, got one over {type(part).__name__}."
+        )
     if isinstance(part, Pipeline):
         return _steps(part, _binary_score)
     if isinstance(part, FittedMachine):
@@ -774,11 +773,12 @@ def _refuse_tables(fitted: Any, name: str) -> None:
     steps = fitted.steps if isinstance(fitted, Pipeline) else []
     for _, step in steps[:-1]:
         last = f'as_torch({name}["{steps[-1][0]}"])'
-        require_kind(
-            not isinstance(step, ColumnTransformer), "as_torch", "fitted",
-            "a Pipeline of steps with a conversion", f"the step {type(step).__name__}",
-            f"Convert its last step: {last} at {name}[:-1].transform(X).",
-        )  # fmt: skip
+        if isinstance(step, ColumnTransformer):
+            raise TypeError(
+                "as_torch: fitted must be a Pipeline of steps with a conversion, "
+                f"got the step {type(step).__name__}. Convert its last step: "
+                f"{last} at {name}[:-1].transform(X)."
+            )
 
 
 def _steps(fitted: Pipeline, last: Callable[[Any], nn.Module]) -> nn.Module:

@@ -1,32 +1,24 @@
-"""A fit: the scaled table, its parameters, Algorithm 1 on it, and workers."""
+"""A fit: the scaled table, the parameters of Algorithm 1, and its best iteration."""
 
 from __future__ import annotations
 
 import math
-import platform
-import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, lru_cache
-from pathlib import Path
-from threading import Lock, local
+from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
-import joblib
 import numpy as np
 import torch
-from joblib.parallel import get_active_backend
 from sklearn.utils import check_random_state
-from threadpoolctl import threadpool_limits
 from torch import Tensor
+from tqdm import tqdm
 
-from normalign._errors import complaint, require
-from normalign.estimators._inputs import Answers, callers_level
+from normalign.estimators._inputs import Targets, warn_caller
+from normalign.estimators._jobs import Clock, Pace, memory_share
 from normalign.estimators._scaling import (
-    Frame,
-    Look,
+    DistanceSample,
+    Scaling,
     power_of_two,
     rounding_noise,
     rounding_share,
@@ -40,224 +32,37 @@ from normalign.kernels import (
     estimate_memory,
     initial_metric,
 )
-from normalign.kernels.compiled import seconds_of_compiling
 from normalign.kernels.functions import Radial
 from normalign.kernels.memory import UNASKED, available_bytes, is_little
 from normalign.kernels.recursion import iterate
 
-
-def two_seeds(random_state: Any) -> tuple[int, int]:
-    """Two seeds; without a random state fresh ones, never the global generator's."""
-    if random_state is None:
-        first, second = np.random.SeedSequence().generate_state(2) >> 1
-        return int(first), int(second)
-    if type(random_state) is int:
-        return _seeds_of(random_state)
-    return _drawn(check_random_state(random_state))
-
-
-@lru_cache(maxsize=256)
-def _seeds_of(seed: int) -> tuple[int, int]:
-    """What a generator of that seed draws first; to make one takes 0.1 ms."""
-    return _drawn(check_random_state(seed))
-
-
-def _drawn(generator: np.random.RandomState) -> tuple[int, int]:
-    first, second = generator.randint(2**31 - 1, size=2)
-    return int(first), int(second)
-
-
-@dataclass(frozen=True)
-class Clock:
-    """When a job has to end, and how many others run beside it.
-
-    Parameters
-    ----------
-    deadline : float or None
-        In seconds of ``time.monotonic()``. The processes of a machine share that clock;
-        on another machine a clock goes on with the seconds that were left when it was
-        pickled.
-    n_jobs : int
-        How many run at one time.
-    """
-
-    deadline: float | None = None
-    n_jobs: int = 1
-
-    @classmethod
-    def within(cls, seconds: float | None) -> Clock:
-        """A clock for one job that begins now; None is no limit."""
-        return cls(None if seconds is None else time.monotonic() + float(seconds))
-
-    def budget(self) -> float:
-        """Seconds that are left; infinitely many without a deadline."""
-        if self.deadline is None:
-            return float("inf")
-        return max(self.deadline - time.monotonic(), 0.0)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """With the seconds left, and the machine whose clock the deadline is of."""
-        if self.deadline is None:
-            return Clock, (None, self.n_jobs)
-        state = self.deadline, self.n_jobs, self.budget(), _machine()
-        return _unpickled, state
-
-
-def _unpickled(deadline: float, n_jobs: int, left: float, machine: str) -> Clock:
-    """A clock as it is on this machine."""
-    return Clock(deadline if machine == _machine() else time.monotonic() + left, n_jobs)
-
-
-@cache
-def _machine() -> str:
-    """What tells apart machines, and their starts, where monotonic clocks differ."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return boot.read_text() if boot.exists() else platform.node()
-
-
-class Pace:
-    """How long iterations take, and whether another one would end in time.
-
-    A compiler that has to be waited for, once on a machine, does not count: it says
-    nothing about the next iteration.
-
-    Parameters
-    ----------
-    budget : float
-        Seconds, from now on.
-    """
-
-    def __init__(self, budget: float) -> None:
-        self.budget = budget
-        self.slowest, self.started = 0.0, self._now()
-        self.before = self.started
-
-    def another(self) -> bool:
-        """Count an iteration; whether one more, as long as the longest, has time."""
-        now = self._now()
-        self.slowest, self.before = max(self.slowest, now - self.before), now
-        return now - self.started + self.slowest <= self.budget
-
-    def _now(self) -> float:
-        return time.monotonic() - seconds_of_compiling()
-
-
-def memory_share(
-    limit: int | None, n_jobs: int, device: torch.device | str
-) -> int | None:
-    """Bytes for each of the workers at one time, of a limit or of what is free now.
-
-    What is free is divided before they begin: one that asked later would see what
-    the others have left.
-
-    Examples
-    --------
-    >>> memory_share(1000, 4, "cpu"), memory_share(None, 1, "cpu")
-    (250, None)
-    """
-    if n_jobs == 1:
-        return limit
-    if limit is None:
-        return max(available_bytes(torch.device(device)) // n_jobs, UNASKED)
-    return max(limit // n_jobs, 1)
-
-
-def jobs_at_once(n_jobs: int | None) -> int:
-    """How many jobs the active backend runs at one time, one at least.
-
-    A cluster whose workers have not come yet says 0.
-    """
-    effective: Callable[..., int] = joblib.effective_n_jobs
-    return max(int(effective(_plain(n_jobs))), 1)
-
-
-def _plain(n_jobs: int | None) -> int | None:
-    """A number of any library as Python's, which bytes can be multiplied by."""
-    return None if n_jobs is None else int(n_jobs)
-
-
-def parallel(
-    call: Callable[[Any], Any], jobs: list[Any], n_jobs: int | None
-) -> Iterator[Any]:
-    """Answers in the order of the jobs, as they come where the backend can do that."""
-    backend, _ = get_active_backend()
-    alone = jobs_at_once(n_jobs) == 1
-    lazily = alone or getattr(backend, "supports_return_generator", False)
-    # One job at a time: each takes seconds.
-    options: dict[str, Any] = {"n_jobs": _plain(n_jobs), "batch_size": 1}
-    pool = joblib.Parallel(**options, return_as="generator" if lazily else "list")
-    return iter(pool(joblib.delayed(call)(job) for job in jobs) or ())
-
-
-class _Threads:
-    """The limit on threads that several jobs of one process hold together.
-
-    What was before is asked of the first, whose thread is as it was: jobs of a
-    threading backend overlap, and one must not take for the original what another has
-    set. torch remembers a number for each thread and one for threads to come, so every
-    job sets its own thread and puts it back.
-    """
-
-    def __init__(self) -> None:
-        self.lock, self.holders = Lock(), 0
-        self.before, self.pools = 0, None
-        self.here = local()
-
-    def hold(self, threads: int) -> None:
-        with self.lock:
-            self.holders += 1
-            if self.holders == 1:
-                self.before = torch.get_num_threads()
-                self.pools = threadpool_limits(min(threads, self.before))
-            self.here.holds = getattr(self.here, "holds", 0) + 1
-            if self.here.holds == 1:
-                torch.set_num_threads(min(threads, self.before))
-
-    def release(self) -> None:
-        with self.lock:
-            self.holders -= 1
-            if self.holders == 0 and self.pools is not None:
-                self.pools.restore_original_limits()
-            self.here.holds -= 1
-            if self.here.holds == 0:
-                torch.set_num_threads(self.before)
-
-
-_THREADS = _Threads()
-
-
-@contextmanager
-def shared_threads(n_jobs: int) -> Iterator[None]:
-    """Keep ``n_jobs`` workers of this machine to its cores together."""
-    if n_jobs == 1:
-        yield
-        return
-    # those that the process may use: fewer in a container, or in a batch job
-    _THREADS.hold(max(joblib.cpu_count() // n_jobs, 1))
-    try:
-        yield
-    finally:
-        _THREADS.release()
-
+_ARRAYS = {torch.float32: np.float32, torch.float64: np.float64}
 
 # Targets may be that large: coefficients are larger by the size of 1 / ridge.
 _LARGEST_TARGET = 1e250
+# Rows that temperatures are fitted on: what they cost is then below the solve's cost.
+CALIBRATION_ROWS = 500
+# The same where each takes conjugate gradients of its own.
+_CG_CALIBRATION_ROWS = 64
+# Share of small distances that may be lost to rounding without a warning, and how far
+# below that a sample of distances must be to rule it out.
+_ROUNDING, _MARGIN = 1e-3, 4
+# Exponents of a kernel that distinguishes rows at the median distance.
+_EXPONENTS = (1e-4, 20.0)
 
 
 @dataclass(frozen=True)
 class Score:
-    """How good outputs are: the share of right classes, or the explained variance.
+    """Accuracy, or R squared, of outputs as a machine has them (shifted and scaled).
 
-    Called with outputs and targets as a machine of the problem has them (shifted and
-    scaled) and weights; higher is better. Several label columns, or targets, are
-    averaged.
+    Higher is better. Several label columns, or targets, are averaged.
 
     Parameters
     ----------
     sizes : tuple of int
         Classes of each label column; empty for numbers.
     intercept : ndarray of shape (k,)
-        What was taken off the targets, in their scaled units.
+        What was subtracted from the targets, in their scaled units.
 
     Examples
     --------
@@ -273,9 +78,8 @@ class Score:
         """Return the score."""
         share = weights.double() / weights.double().sum()
         if not self.sizes:
-            return _explained(outputs.double(), targets.double(), share)
-        place = {"dtype": outputs.dtype, "device": outputs.device}
-        shift = torch.tensor(self.intercept, **place)
+            return _r_squared(outputs.double(), targets.double(), share)
+        shift = torch.tensor(self.intercept, dtype=outputs.dtype, device=outputs.device)
         blocks = zip(
             (outputs + shift).split(self.sizes, 1),
             (targets + shift).split(self.sizes, 1),
@@ -285,7 +89,7 @@ class Score:
         return float(torch.stack(right).mean())
 
 
-def _explained(outputs: Tensor, targets: Tensor, share: Tensor) -> float:
+def _r_squared(outputs: Tensor, targets: Tensor, share: Tensor) -> float:
     """R squared; a target that is constant here counts as one of variance one."""
     error = share @ (outputs - targets).square()
     variance = share @ (targets - share @ targets).square()
@@ -295,11 +99,11 @@ def _explained(outputs: Tensor, targets: Tensor, share: Tensor) -> float:
     return float((1 - ratio).mean())
 
 
-class LeftOut(NamedTuple):
-    """What machines fitted without a training row answer there.
+class LeaveOneOut(NamedTuple):
+    """Outputs at some training rows of machines fitted without them.
 
-    ``outputs`` and ``targets``, as a machine of the problem has them, of shape (r, k);
-    ``weights`` of shape (r,), or None for ones.
+    ``outputs`` and ``targets`` of shape (r, k) are shifted and scaled; ``weights`` of
+    shape (r,) may be None for ones.
     """
 
     outputs: np.ndarray
@@ -309,14 +113,9 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True)
 class Validation:
-    """Rows kept apart, by which iterations of a machine are judged.
+    """Held-out rows, as the machine sees them, and the score on them.
 
-    Parameters
-    ----------
-    x, y, weights : ndarray of shape (n, d), (n, k) and (n,)
-        As the machine sees them.
-    score : callable
-        ``score(outputs, targets, weights)``, higher is better.
+    ``score(outputs, targets, weights)`` is higher for better machines.
     """
 
     x: np.ndarray
@@ -325,7 +124,7 @@ class Validation:
     score: Callable[[Tensor, Tensor, Tensor], float]
 
     def __call__(self, machine: Any) -> float:
-        """The score of a machine, whole or in parts."""
+        """Return the score of a machine, single or blended."""
         x, y, weights = (
             torch.tensor(part, dtype=machine.dtype, device=machine.device)
             for part in (self.x, self.y, self.weights)
@@ -335,54 +134,52 @@ class Validation:
 
 @dataclass(frozen=True)
 class Problem:
-    """Rows of positive weight with their answers, and where they are computed with.
+    """Rows of positive weight with their targets, as Algorithm 1 is to see them.
 
     Parameters
     ----------
     table : ndarray of shape (n, d)
         As the caller gave it.
-    inside : ndarray of shape (n, d)
-        The table in its frame, in float64; rounded where it is computed with.
-    answers : Answers
+    scaled : ndarray of shape (n, d)
+        The table after `scaling`, in float64.
+    targets : Targets
     weights : ndarray of shape (n,), optional
-        Positive.
-    frame : Frame
-        In which the kernel sees the table.
+    scaling : Scaling
     dtype, device
         Of the computation.
     center : bool
-        Whether the mean answer is taken off first. That happens in float64, like the
+        Whether the mean target is subtracted first. That happens in float64, like the
         shift of the table, so that single precision sees small numbers only.
     """
 
     table: np.ndarray
-    inside: np.ndarray
-    answers: Answers
+    scaled: np.ndarray
+    targets: Targets
     weights: np.ndarray | None
-    frame: Frame
+    scaling: Scaling
     dtype: torch.dtype
     device: torch.device
     center: bool
 
     @property
     def n(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return len(self.table)
 
     @property
     def k(self) -> int:
-        """Outputs."""
-        return self.answers.columns.shape[1]
+        """Number of outputs."""
+        return self.targets.columns.shape[1]
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Classes of each label column; empty for numbers."""
-        return self.answers.sizes
+        return self.targets.sizes
 
     @cached_property
     def intercept(self) -> np.ndarray:
-        """The mean answer, or zeros; that of equal numbers is the number."""
-        columns = self.answers.columns
+        """The mean target, or zeros; that of equal numbers is the number."""
+        columns = self.targets.columns
         if not self.center:
             return np.zeros(self.k)
         if self.weights is None:
@@ -390,11 +187,11 @@ class Problem:
         else:
             weights = self.weights / self.weights.max()
             mean = np.average(columns, axis=0, weights=weights)
-        return mean if self.sizes else _without_rounding(mean, columns)
+        return mean if self.sizes else _exact_mean(mean, columns)
 
     @cached_property
     def target_unit(self) -> float:
-        """A power of two by which answers are divided to be of the size of one."""
+        """A power of two by which targets are divided to be of the size of one."""
         return 1.0 if self.sizes else power_of_two(self._largest_target)
 
     @property
@@ -408,11 +205,11 @@ class Problem:
 
     @cached_property
     def _target_sizes(self) -> np.ndarray:
-        return np.abs(self.answers.columns - self.intercept).max(axis=0)
+        return np.abs(self.targets.columns - self.intercept).max(axis=0)
 
     @property
     def target_share(self) -> float:
-        """Size of the smallest target that varies at all, beside the largest.
+        """Size of the smallest target that varies, as a share of the largest.
 
         All targets are divided by one number, because the metric learns from the sum
         of their squared gradients.
@@ -421,86 +218,77 @@ class Problem:
         return float(sizes.min() / sizes.max()) if len(sizes) else 1.0
 
     def require_sizes(self, callee: str) -> None:
-        """Complain about a table, or targets, too large or small to compute with."""
-        self.frame.require_size(callee)
-        largest = float(np.abs(self.answers.columns).max())
-        require(
-            largest <= _LARGEST_TARGET, callee, "y",
-            f"of absolute values up to {_LARGEST_TARGET:g}, so that coefficients are "
-            "finite", f"{largest:.1g}", "Divide the targets by a constant.",
-        )  # fmt: skip
+        """Raise if the table or the targets are too large or small to compute with."""
+        self.scaling.require_size(callee)
+        largest = float(np.abs(self.targets.columns).max())
+        if largest > _LARGEST_TARGET:
+            raise ValueError(
+                f"{callee}: y must be of absolute values up to {_LARGEST_TARGET:g}, so "
+                f"that coefficients are finite, got {largest:.1g}. Divide the targets "
+                "by a constant."
+            )
 
     @property
     def score(self) -> Score:
-        """How outputs of this problem's machines are judged."""
+        """The score of outputs of this problem's machines."""
         return Score(self.sizes, self.intercept / self.target_unit)
 
-    def targets(self) -> np.ndarray:
-        """The answers as the machine is fitted to them."""
-        return self._shifted(self.answers.columns)
+    def scaled_targets(self) -> np.ndarray:
+        """The targets as the machine is fitted to them."""
+        return (self.targets.columns - self.intercept) / self.target_unit
 
-    def _shifted(self, columns: np.ndarray) -> np.ndarray:
-        return (columns - self.intercept) / self.target_unit
+    def validation(self, held_out: Problem) -> Validation:
+        """Held-out rows, as machines of this problem see and are scored on them."""
+        weights = np.ones(held_out.n) if held_out.weights is None else held_out.weights
+        targets = (held_out.targets.columns - self.intercept) / self.target_unit
+        return Validation(held_out.scaled, targets, weights, self.score)
 
-    def validation(self, held: Problem) -> Validation:
-        """Rows kept apart, as machines of this problem see and are scored on them."""
-        weights = np.ones(held.n) if held.weights is None else held.weights
-        targets = self._shifted(held.answers.columns)
-        return Validation(held.inside, targets, weights, self.score)
-
-    def rows(self, chosen: np.ndarray) -> Problem:
-        """The problem of some rows, in the same frame; a mask or indices."""
-        codes = self.answers.codes
-        answers = replace(
-            self.answers,
-            columns=self.answers.columns[chosen],
-            codes=None if codes is None else codes[chosen],
+    def rows(self, rows: np.ndarray) -> Problem:
+        """The problem of some rows, with the same scaling; a mask or indices."""
+        codes, weights = self.targets.codes, self.weights
+        targets = replace(
+            self.targets,
+            columns=self.targets.columns[rows],
+            codes=None if codes is None else codes[rows],
         )
-        weights = None if self.weights is None else self.weights[chosen]
         return replace(
             self,
-            table=self.table[chosen],
-            inside=self.inside[chosen],
-            answers=answers,
-            weights=weights,
+            table=self.table[rows],
+            scaled=self.scaled[rows],
+            targets=targets,
+            weights=None if weights is None else weights[rows],
         )
 
-    def answered(
-        self, left_out: LeftOut
+    def in_caller_units(
+        self, left_out: LeaveOneOut
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Outputs of machines without a row, in the caller's units; their truth; mass.
-
-        Classes are in units of their own, so that nothing is to be scaled.
-        """
+        """Leave-one-out outputs of classes, with their targets and weights."""
+        # Indicators of classes are never scaled.
         shift = self.intercept
         return left_out.outputs + shift, left_out.targets + shift, left_out.weights
-
-    def sample(self, most: int) -> np.ndarray:
-        """Indices of all rows, or of that many; the same ones in every fit."""
-        return same_rows(self.n, most)
 
     def in_precision(self, dtype: torch.dtype) -> Problem:
         """The same problem for a computation in another precision."""
         same = object.__new__(type(self))
-        vars(same).update(vars(self), dtype=dtype)  # with all that was found out
+        vars(same).update(vars(self), dtype=dtype)  # with all cached properties
         return same
 
     @cached_property
-    def look(self) -> Look:
-        """How far some of its rows are apart."""
-        return Look.at(self.inside)
+    def distances(self) -> DistanceSample:
+        """Distances between some of its rows."""
+        return DistanceSample.of(self.scaled)
 
     def variances(self) -> np.ndarray:
-        """The variance of each column in its frame."""
-        inside, weights = self.inside, self.weights
+        """The variance of each scaled column."""
+        scaled, weights = self.scaled, self.weights
         if weights is None:
-            apart = inside - inside.sum(axis=0) / len(inside)
-            return np.einsum("ij,ij->j", apart, apart) / len(inside)
-        mean = np.average(inside, axis=0, weights=weights)
-        return np.average((inside - mean) ** 2, axis=0, weights=weights)
+            deviations = scaled - scaled.sum(axis=0) / len(scaled)
+            return np.einsum("ij,ij->j", deviations, deviations) / len(scaled)
+        mean = np.average(scaled, axis=0, weights=weights)
+        return np.average((scaled - mean) ** 2, axis=0, weights=weights)
 
 
-def _without_rounding(mean: np.ndarray, columns: np.ndarray) -> np.ndarray:
+def _exact_mean(mean: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """The mean, exact for columns of one number: else they would seem to vary."""
     first, rounding = columns[0], len(columns) * 2.0**-50
     for middle, number in zip(mean.tolist(), first.tolist(), strict=True):
@@ -509,15 +297,15 @@ def _without_rounding(mean: np.ndarray, columns: np.ndarray) -> np.ndarray:
     return mean
 
 
-def same_rows(n: int, most: int) -> np.ndarray:
-    """Indices of all of n rows, or of that many, sorted; always the same ones.
+def select_rows(n: int, most: int) -> np.ndarray:
+    """Sorted indices of all of n rows, or of `most` of them; the same in every fit.
 
-    They look drawn at random, because every so-manieth row of a table may be of one
+    They are a fixed random sample, because every k-th row of a table may be of one
     class.
 
     Examples
     --------
-    >>> same_rows(3, 5)
+    >>> select_rows(3, 5)
     array([0, 1, 2])
     """
     if n <= most:
@@ -525,74 +313,90 @@ def same_rows(n: int, most: int) -> np.ndarray:
     return np.sort(np.random.default_rng(0).permutation(n)[:most])
 
 
-def held_out_rows(
+def validation_rows(
     callee: str, problem: Problem, fraction: float, seed: int
 ) -> np.ndarray:
-    """Choose rows to be kept apart: a mask, the same share of every class.
+    """Mask of the rows to hold out: the same share of every class.
 
-    Where there are several label columns, of every combination of labels. Every class
-    keeps at least one row for training. Of however few rows one at least is kept apart,
-    and one is not.
+    With several label columns, of every combination of labels. Every class keeps at
+    least one row for training. At least one row is on each side.
 
     Raises
     ------
     ValueError
-        If there is no row to spare: a single one, or the only one of a class each.
+        If no row can be held out: there is only one, or one of each class.
     """
     random = np.random.default_rng(seed)
     order = shuffled = random.permutation(problem.n)
-    codes = problem.answers.codes
+    codes = problem.targets.codes
     if codes is not None:
         _, groups = np.unique(codes, axis=0, return_inverse=True)
         order = order[np.argsort(groups.ravel()[order], kind="stable")]
-    # Through the classes one after the other, every so-manieth row.
+    # Through the classes one after the other, every k-th row.
     steps = np.floor(np.arange(1, problem.n + 1) * fraction + random.uniform())
-    chosen = np.zeros(problem.n, dtype=bool)
-    chosen[order[np.diff(steps, prepend=0.0) > 0]] = True
+    held_out = np.zeros(problem.n, dtype=bool)
+    held_out[order[np.diff(steps, prepend=0.0) > 0]] = True
     for column in () if codes is None else codes.T:
-        for group in np.setdiff1d(column, column[~chosen]):
-            chosen[np.flatnonzero(column == group)[0]] = False
-    if chosen.all():
-        chosen[shuffled[0]] = False
-    if not chosen.any():
+        for group in np.setdiff1d(column, column[~held_out]):
+            held_out[np.flatnonzero(column == group)[0]] = False
+    if held_out.all():
+        held_out[shuffled[0]] = False
+    if not held_out.any():
         # whether a share of few rows is a row must not be a matter of luck
-        chosen[shuffled[_spare(problem)[shuffled]][:1]] = True
-    require(
-        bool(chosen.any()), callee, "validation_fraction",
-        "such that rows remain on both sides",
-        f"{fraction} of {problem.n} rows", "Set it to None for so few rows.",
-    )  # fmt: skip
-    return chosen
+        held_out[shuffled[_dispensable(problem)[shuffled]][:1]] = True
+    if not held_out.any():
+        raise ValueError(
+            f"{callee}: validation_fraction must be such that rows remain on both "
+            f"sides, got {fraction} of {problem.n} rows. Set it to None for "
+            "so few rows."
+        )
+    return held_out
 
 
-def _spare(problem: Problem) -> np.ndarray:
-    """Rows without which there are others, of each of their classes."""
-    spare = np.full(problem.n, problem.n > 1)
-    codes = problem.answers.codes
+def _dispensable(problem: Problem) -> np.ndarray:
+    """Mask of rows that are not the only one of any of their classes."""
+    mask = np.full(problem.n, problem.n > 1)
+    codes = problem.targets.codes
     for column in () if codes is None else codes.T:
-        spare &= np.bincount(column)[column] > 1
-    return spare
+        mask &= np.bincount(column)[column] > 1
+    return mask
 
 
-_ARRAYS = {torch.float32: np.float32, torch.float64: np.float64}
+def two_seeds(random_state: Any) -> tuple[int, int]:
+    """Two seeds; without a random state fresh ones, never the global generator's."""
+    if random_state is None:
+        first, second = np.random.SeedSequence().generate_state(2) >> 1
+        return int(first), int(second)
+    if type(random_state) is int:
+        return _seeds_of(random_state)
+    return _draw_seeds(check_random_state(random_state))
+
+
+@lru_cache(maxsize=256)
+def _seeds_of(seed: int) -> tuple[int, int]:
+    """What a generator of that seed draws first; to make one takes 0.1 ms."""
+    return _draw_seeds(check_random_state(seed))
+
+
+def _draw_seeds(generator: np.random.RandomState) -> tuple[int, int]:
+    first, second = generator.randint(2**31 - 1, size=2)
+    return int(first), int(second)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What machines are made by, whole ones and those of parts.
+    """The parameters of Algorithm 1, for single machines and for those of parts.
+
+    Those not listed are as :func:`normalign.kernels.recursions` takes them.
 
     Parameters
     ----------
-    kernel, ridge, n_iter, bandwidth_rule, solver, agop_samples
-        As :func:`normalign.kernels.recursions` takes them.
-    diagonal : bool
-        Whether the metric is.
     identity_weight : float
         Of the initial metric; 1 is an RFM.
-    dtype : torch.dtype
-    device : str
+    diagonal : bool
+        Whether the metric is diagonal.
     centred : bool
-        Whether rows come with medians near zero, as a whole table in its frame does.
+        Whether the medians of the columns are near zero, as after scaling.
     """
 
     kernel: Kernel
@@ -607,14 +411,16 @@ class Recipe:
     device: str = "cpu"
     centred: bool = False
 
-    def sharing(self, n_jobs: int) -> Recipe:
+    def share_memory(self, n_jobs: int) -> Recipe:
         """Return the recipe with its memory divided among workers at one time."""
         share = memory_share(self.solver.memory_limit, n_jobs, self.device)
         return replace(self, solver=replace(self.solver, memory_limit=share))
 
-    def tensor(self, array: np.ndarray) -> Tensor:
+    def tensor(self, values: Any) -> Tensor:
         """Copy an array, which may be a read-only map of a file, to the device."""
-        copied = np.array(array, dtype=_ARRAYS[self.dtype])
+        if isinstance(values, Tensor):
+            return values.to(dtype=self.dtype, device=self.device)
+        copied = np.array(values, dtype=_ARRAYS[self.dtype])
         return torch.from_numpy(copied).to(self.device)
 
     def iterations(
@@ -627,7 +433,7 @@ class Recipe:
         metric: Any = None,
         every: bool = True,
     ) -> Iterator[Iteration]:
-        """Algorithm 1 on these rows, in float64 from where float32 does not do.
+        """Algorithm 1 on these rows, in float64 from where float32 is not enough.
 
         Parameters
         ----------
@@ -642,13 +448,11 @@ class Recipe:
         """
         generator = torch.Generator().manual_seed(seed)
         coarse = x.dtype.itemsize > self.dtype.itemsize
-        first = 0
         for iteration in self._run(x, y, weights, metric, 0, generator, every):
-            if not coarse or iteration.machine.coef.dtype == self.dtype:
-                yield iteration
-                continue
-            metric, first = iteration.machine.metric, iteration.index
-            break
+            if coarse and iteration.machine.coef.dtype != self.dtype:
+                metric, first = iteration.machine.metric, iteration.index
+                break
+            yield iteration
         else:
             return
         del iteration  # and its factor
@@ -662,10 +466,11 @@ class Recipe:
         weights: Any,
         metric: Any,
         first: int,
-        generator: Any,
+        generator: torch.Generator,
         every: bool,
     ) -> Iterator[Iteration]:
-        rows, mass = self._placed(x), None if weights is None else self._placed(weights)
+        rows = self.tensor(x)
+        mass = None if weights is None else self.tensor(weights)
         if metric is None:
             metric = initial_metric(
                 rows,
@@ -675,10 +480,10 @@ class Recipe:
             )
         steps = iterate(
             rows,
-            self._placed(y),
+            self.tensor(y),
             kernel=self.kernel,
             ridge=self.ridge,
-            metric=self._placed(metric),
+            metric=self.tensor(metric),
             n_iter=self.n_iter - first,
             weights=mass,
             bandwidth_rule=self.bandwidth_rule,
@@ -688,39 +493,17 @@ class Recipe:
             generator=generator,
             centred=self.centred,
         )
-        if first == 0:
-            yield from steps
-            return
         for step in steps:
-            yield replace(step, index=step.index + first)
-
-    def _placed(self, values: Any) -> Tensor:
-        if isinstance(values, Tensor):
-            return values.to(dtype=self.dtype, device=self.device)
-        return self.tensor(values)
+            yield replace(step, index=step.index + first) if first else step
 
 
 @dataclass(frozen=True)
 class Report:
-    """How a fit went, in plain types.
+    """How a fit went, in plain types; the bandwidth is that of the scaled table.
 
-    Parameters
-    ----------
-    n_iter : int
-        Updates behind the machine.
-    bandwidth : float
-        Of its kernel, in the frame of the table.
-    solver, dtype : str
-        Who solved its system, and in which precision.
-    jitter : float
-        What had to be added to the diagonal.
-    converged : bool
-    caution : str
-        What a user should know of, or nothing.
-    scores : tuple of float
-        Of all iterations made, on rows kept apart.
-    cut_short : bool
-        Whether time was up before the last iteration.
+    ``caution`` is what a user should know, or empty; ``scores`` are those of all
+    iterations on held-out rows; ``cut_short`` says whether time ran out before the last
+    iteration.
     """
 
     n_iter: int
@@ -736,19 +519,19 @@ class Report:
     @classmethod
     def of(cls, iteration: Iteration) -> Report:
         """The report of one solve."""
-        solved = iteration.solved
+        system = iteration.solved
         return cls(
             n_iter=int(iteration.index),
             bandwidth=float(iteration.machine.kernel.bandwidth),
-            solver=solved.solver,
-            dtype=str(solved.dtype).removeprefix("torch."),
-            jitter=float(solved.jitter),
-            converged=bool(solved.converged),
-            caution=solved.caution,
+            solver=system.solver,
+            dtype=str(system.dtype).removeprefix("torch."),
+            jitter=float(system.jitter),
+            converged=bool(system.converged),
+            caution=system.caution,
         )
 
     @classmethod
-    def together(cls, parts: Sequence[Report], *, n_iter: int) -> Report:
+    def combine(cls, parts: Sequence[Report], *, n_iter: int) -> Report:
         """The report of many solves in one metric: the worst of each."""
         return cls(
             n_iter=n_iter,
@@ -761,32 +544,78 @@ class Report:
         )
 
 
-# Rows that temperatures are fitted on: what they cost is then below the solve's cost.
-CALIBRATION_ROWS = 500
-# The same where each takes conjugate gradients of its own.
-_BY_PRODUCTS = 64
-
-
 @dataclass(frozen=True)
-class WholeFit:
-    """A machine and how it came about, in numpy.
-
-    Parameters
-    ----------
-    coef : array of shape (n, k)
-        In the machine's precision.
-    metric : array of shape (d, d) or (d,)
-    report : Report
-    left_out : LeftOut or None
-    """
+class SingleFit:
+    """Coefficients of shape (n, k), in the machine's precision, and the metric."""
 
     coef: np.ndarray
     metric: np.ndarray
     report: Report
-    left_out: LeftOut | None
+    left_out: LeaveOneOut | None
 
 
-def fit_whole(
+def single_fit(iteration: Iteration, left_out: LeaveOneOut | None = None) -> SingleFit:
+    """The fit that ends with an iteration, as numpy arrays."""
+    machine = iteration.machine
+    return SingleFit(
+        coef=machine.coef.cpu().numpy(),
+        metric=machine.metric.cpu().numpy(),
+        report=Report.of(iteration),
+        left_out=left_out,
+    )
+
+
+def leave_one_out(
+    iteration: Iteration, rows: np.ndarray, y: np.ndarray, weights: np.ndarray | None
+) -> LeaveOneOut:
+    """Leave-one-out outputs at some rows; at fewer where each costs a solve."""
+    if iteration.solved.solver == "cg":
+        rows = rows[select_rows(len(rows), _CG_CALIBRATION_ROWS)]
+    at = torch.as_tensor(rows, device=iteration.machine.device)
+    outputs = iteration.left_out(at).cpu().double().numpy()
+    return LeaveOneOut(outputs, y[rows], None if weights is None else weights[rows])
+
+
+def best_iteration(
+    steps: Iterable[tuple[int, Callable[[], Any], Callable[[], Any]]],
+    n_iter: int,
+    *,
+    validation: Validation | None = None,
+    clock: Clock | None = None,
+) -> Any:
+    """Return the fit of the last iteration, or of the best one on held-out rows.
+
+    Iteration 0 is always made. A later one is begun only if the slowest so far would
+    still end in time. Of iterations with equal scores the first is best.
+
+    Parameters
+    ----------
+    steps : iterable
+        The index of each iteration, a function that returns its machine, and one that
+        returns its fit and is called before the next step.
+    """
+    pace, scores = Pace((clock or Clock()).budget()), []
+    best: tuple[float, Any] | None = None
+    is_last = cut_short = False
+    for index, machine, fit in steps:
+        if validation is not None:
+            scores.append(validation(machine()))
+        is_last = index == n_iter
+        cut_short = not pace.another() and not is_last
+        # Leave-one-out outputs cost as much as a solve: only of what may be best.
+        if scores or is_last or cut_short:
+            score = scores[-1] if scores else 0.0
+            if best is None or score > best[0]:
+                best = score, fit()
+        if cut_short:
+            break
+    if best is None or not (is_last or cut_short):
+        raise RuntimeError("the recursion ended before its last iteration")
+    report = replace(best[1].report, scores=tuple(scores), cut_short=cut_short)
+    return replace(best[1], report=report)
+
+
+def fit_single(
     recipe: Recipe,
     x: np.ndarray,
     y: np.ndarray,
@@ -794,80 +623,37 @@ def fit_whole(
     *,
     seed: int = 0,
     validation: Validation | None = None,
-    asked: np.ndarray | None = None,
+    leave_out: np.ndarray | None = None,
     clock: Clock | None = None,
-) -> WholeFit:
-    """Run the recursion and keep its last iteration, or the best one.
-
-    Iteration 0 is always made. A later one is begun only if the slowest so far would
-    still end in time.
+    title: str = "",
+) -> SingleFit:
+    """Return the last, or the best, iteration of Algorithm 1 on one table.
 
     Parameters
     ----------
     validation : Validation, optional
-        By which the best iteration is picked; the first of equals.
-    asked : array of int, optional
-        Rows to be left out, one by one, of the machine that is kept.
-    clock : Clock, optional
+        By which the best iteration is selected.
+    leave_out : array of int, optional
+        Rows of which leave-one-out outputs are made.
+    title : str
+        Of a progress bar on stderr, which is shown if there is one.
     """
-    clock = clock or Clock()
-    pace, scores = Pace(clock.budget()), []
-    best: tuple[float, WholeFit] | None = None
-    last = cut_short = False
-    every = validation is not None or clock.deadline is not None
-    for iteration in recipe.iterations(x, y, weights, seed, every=every):
-        if validation is not None:
-            scores.append(validation(iteration.machine))
-        last = iteration.index == recipe.n_iter
-        cut_short = not pace.another() and not last
-        # Leaving rows out costs as much as a solve: asked only of what may be kept.
-        if last or cut_short or scores:
-            worth = scores[-1] if scores else 0.0
-            if best is None or worth > best[0]:
-                best = worth, kept(iteration, left_out(iteration, asked, y, weights))
-        if cut_short:
-            break
-    if best is None or not (last or cut_short):
-        raise RuntimeError("the recursion ended before its last iteration")
-    report = replace(best[1].report, scores=tuple(scores), cut_short=cut_short)
-    return replace(best[1], report=report)
+    limited = clock is not None and clock.deadline is not None
+    every = validation is not None or limited or bool(title)
+    iterations = recipe.iterations(x, y, weights, seed, every=every)
+    if title:
+        iterations = tqdm(iterations, total=recipe.n_iter + 1, desc=title)
 
+    def fit(iteration: Iteration) -> SingleFit:
+        if leave_out is None:
+            return single_fit(iteration)
+        return single_fit(iteration, leave_one_out(iteration, leave_out, y, weights))
 
-def kept(iteration: Iteration, without: LeftOut | None = None) -> WholeFit:
-    """An iteration as it is kept."""
-    machine = iteration.machine
-    return WholeFit(
-        coef=machine.coef.cpu().numpy(),
-        metric=machine.metric.cpu().numpy(),
-        report=Report.of(iteration),
-        left_out=without,
-    )
+    def steps() -> Iterator[tuple[int, Callable[[], Any], Callable[[], SingleFit]]]:
+        for one in iterations:
+            yield one.index, partial(getattr, one, "machine"), partial(fit, one)
 
-
-def left_out(
-    iteration: Iteration,
-    asked: np.ndarray | None,
-    y: np.ndarray,
-    weights: np.ndarray | None,
-) -> LeftOut | None:
-    """What machines fitted without some rows answer there, in float64.
-
-    Fewer rows than asked for where each costs as much as a solve.
-    """
-    if asked is None:
-        return None
-    if iteration.solved.solver == "cg":
-        asked = asked[same_rows(len(asked), _BY_PRODUCTS)]
-    rows = torch.as_tensor(asked, device=iteration.machine.device)
-    outputs = iteration.left_out(rows).cpu().double().numpy()
-    return LeftOut(outputs, y[asked], None if weights is None else weights[asked])
-
-
-# Share of small distances that rounding may be without a word, and how far below that
-# a quick look must find it.
-_ROUNDING, _MARGIN = 1e-3, 4
-# What a kernel may have in its exponent for rows at a middling distance.
-_TELLING = (1e-4, 20.0)
+    return best_iteration(steps(), recipe.n_iter, validation=validation, clock=clock)
 
 
 def require_memory(
@@ -881,26 +667,18 @@ def require_memory(
     diagonal: bool = False,
     n_jobs: int = 1,
 ) -> None:
-    """Complain if a fit will not fit, before anything is allocated.
+    """Raise if a fit needs more memory than it may take, before it is allocated.
 
     Parameters
     ----------
-    kernel : str
     solver : {"auto", "cholesky", "cg"}
-        "auto" needs what its last resort needs.
+        "auto" needs what conjugate gradients need.
     limit : int, optional
         Bytes above the data; by default most of what is free.
     most : int, optional
         Rows of one part.
-    diagonal : bool, default=False
-        Whether the metric is.
     n_jobs : int, default=1
         How many such fits share the limit at one time.
-
-    Raises
-    ------
-    ValueError
-        With three remedies, or four.
     """
     n, d = problem.table.shape
     rows = n if most is None else min(n, int(most))
@@ -930,77 +708,67 @@ def require_memory(
     if n_jobs > 1:
         times, remedies = f", {n_jobs} times at once", ["fewer n_jobs", *remedies]
     raise ValueError(
-        complaint(
-            callee, "memory_limit",
-            f"at least {n_jobs * needed / 1e6:.3g} MB to fit {rows} rows and {d} "
-            f"columns by {name}{times}", f"{allowed / 1e6:.3g} MB",
-            f"Set {', or '.join(remedies)}.",
-        )
-    )  # fmt: skip
+        f"{callee}: memory_limit must be at least {n_jobs * needed / 1e6:.3g} MB to "
+        f"fit {rows} rows and {d} columns by {name}{times}, "
+        f"got {allowed / 1e6:.3g} MB. Set {', or '.join(remedies)}."
+    )
 
 
 def warn_of_scale(callee: str, problem: Problem, recipe: Recipe) -> None:
-    """Warn if a kernel finds all rows alike, or none like another, to begin with.
-
-    In the initial metric: the covariance makes columns of large numbers count more.
-    """
-    look, kernel = problem.look, recipe.kernel
+    """Warn if all rows are equal, or unrelated, to the kernel in the initial metric."""
+    sample, kernel = problem.distances, recipe.kernel
     if recipe.bandwidth_rule != "fixed":
         return
-    least, most = _telling(kernel)
-    if isinstance(kernel, Radial) and look.lies_within(least, most):
+    least, most = _informative_distances(kernel)
+    if isinstance(kernel, Radial) and sample.are_within(least, most):
         return
-    some = torch.from_numpy(look.some)
+    rows = torch.from_numpy(sample.rows)
     start = initial_metric(
-        torch.from_numpy(problem.inside),
+        torch.from_numpy(problem.scaled),
         identity_weight=recipe.identity_weight,
         weights=None if problem.weights is None else torch.from_numpy(problem.weights),
         diagonal=recipe.diagonal,
     )
-    sides = kernel.sides(some, start)
-    apart = kernel.distances_(sides, sides, some.new_empty(len(some), len(some)))
+    sides = kernel.sides(rows, start)
+    apart = kernel.distances_(sides, sides, rows.new_empty(len(rows), len(rows)))
     apart = apart[apart > 0] * kernel.bandwidth
-    if not len(apart) or least <= (middling := float(apart.median())) <= most:
+    if not len(apart) or least <= (median := float(apart.median())) <= most:
         return
-    finding = "all rows alike" if middling < least else "no row like another"
-    warnings.warn(
-        f"{callee}: rows are {middling / kernel.bandwidth:.1g} bandwidths apart, so "
+    finding = "all rows alike" if median < least else "no row like another"
+    warn_caller(
+        f"{callee}: rows are {median / kernel.bandwidth:.1g} bandwidths apart, so "
         f"the kernel finds {finding}. Scale the columns (make_tabular_pipeline, or "
         "StandardScaler), or, if they are of one kind, set "
-        'bandwidth_rule="median" and bandwidth=1.',
-        UserWarning,
-        stacklevel=callers_level(),
+        'bandwidth_rule="median" and bandwidth=1.'
     )
 
 
-def _telling(kernel: Kernel) -> tuple[float, float]:
-    """Distances between which a kernel tells rows apart, by what is in its exponent."""
+def _informative_distances(kernel: Kernel) -> tuple[float, float]:
+    """Least and largest distance at which a kernel distinguishes rows."""
     if isinstance(kernel, Gaussian):
-        low, high = (math.sqrt(2 * end) for end in _TELLING)
+        low, high = (math.sqrt(2 * end) for end in _EXPONENTS)
     else:
         power = kernel.exponent if isinstance(kernel, Laplace) else 1.0
         # of the flattest kernels everything is within
-        low, high = (math.exp(min(math.log(end) / power, 99.0)) for end in _TELLING)
+        low, high = (math.exp(min(math.log(end) / power, 99.0)) for end in _EXPONENTS)
     return low * kernel.bandwidth, high * kernel.bandwidth
 
 
 def warn_of_rounding(callee: str, problem: Problem) -> None:
-    """Warn if single precision, which was asked for, takes distances between rows."""
+    """Warn if single precision, set by the caller, loses distances between rows."""
     if problem.dtype == torch.float64:
         return
-    inside = problem.inside
-    # Far from the limit the few rows of a look will do.
-    largest = float(np.einsum("ij,ij->i", inside, inside).max())
-    noise = rounding_noise(problem.dtype, inside.shape[1])
-    if (_MARGIN * noise) ** 2 * largest <= _ROUNDING**2 * problem.look.squares[0]:
+    scaled = problem.scaled
+    # Far from the limit the few rows of a sample are enough.
+    largest = float(np.einsum("ij,ij->i", scaled, scaled).max())
+    noise = rounding_noise(problem.dtype, scaled.shape[1])
+    low = problem.distances.squares[0]
+    if (_MARGIN * noise) ** 2 * largest <= _ROUNDING**2 * low:
         return
-    lost = rounding_share(inside, problem.dtype)
-    if lost <= _ROUNDING:
-        return
-    warnings.warn(
-        f"{callee}: rows are so far apart that {lost:.1g} of a small distance between "
-        'them may be rounding in float32. Set dtype="float64", or scale the columns '
-        "(StandardScaler; RobustScaler if there are outliers).",
-        UserWarning,
-        stacklevel=callers_level(),
-    )
+    lost = rounding_share(scaled, problem.dtype)
+    if lost > _ROUNDING:
+        warn_caller(
+            f"{callee}: rows are so far apart that {lost:.1g} of a small distance "
+            'between them may be rounding in float32. Set dtype="float64", or scale '
+            "the columns (StandardScaler; RobustScaler if there are outliers)."
+        )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime
 import inspect
-import math
 import os
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -23,7 +23,7 @@ from scipy import sparse
 from sklearn.exceptions import DataConversionWarning
 from sklearn.utils.validation import validate_data
 
-from normalign._errors import as_float, complaint, describe, require, require_kind
+from normalign._errors import as_float, complaint, describe, require
 from normalign.kernels import KERNELS
 from normalign.kernels.memory import UNASKED, available_bytes
 
@@ -241,19 +241,19 @@ def with_nan(values: np.ndarray) -> np.ndarray:
     >>> with_nan(np.array([1, None, 10**400], dtype=object))
     array([ 1., nan, inf])
     """
-    filled = [
+    fill_objects = [
         np.nan if is_missing(value) else as_float(scalar(value))
         for value in values.flat
     ]
-    return np.array(filled, dtype=np.float64).reshape(values.shape)
+    return np.array(fill_objects, dtype=np.float64).reshape(values.shape)
 
 
-def unmasked(values: np.ma.MaskedArray) -> np.ndarray:
+def fill_mask(values: np.ma.MaskedArray) -> np.ndarray:
     """A masked array as a plain one, with NaN (None for objects) under the mask.
 
     Examples
     --------
-    >>> unmasked(np.ma.masked_equal([1, 2], 2))
+    >>> fill_mask(np.ma.masked_equal([1, 2], 2))
     array([ 1., nan])
     """
     plain, mask = np.asarray(values.data), np.ma.getmaskarray(values)
@@ -368,7 +368,7 @@ class Origin:
         if self.namespace is None or answer.dtype.kind not in "biuf":
             return answer
         try:
-            return self._placed(answer)
+            return self._convert(answer)
         except (TypeError, ValueError) as error:
             if answer.dtype.itemsize < 8:
                 raise
@@ -379,15 +379,13 @@ class Origin:
             lost = narrow != answer if exact else np.isinf(narrow) & ~np.isinf(answer)
             if lost.any():
                 raise ValueError(
-                    complaint(
-                        "predict", "X", f"on a device that holds {answer.dtype}",
-                        f"{self.device}, which has no {answer[lost][0]}",
-                        "Pass it as a numpy array.",
-                    )
-                ) from error  # fmt: skip
-            return self._placed(narrow)
+                    f"predict: X must be on a device that holds {answer.dtype}, "
+                    f"got {self.device}, which has no {answer[lost][0]}. Pass it "
+                    "as a numpy array."
+                ) from error
+            return self._convert(narrow)
 
-    def _placed(self, answer: np.ndarray) -> Any:
+    def _convert(self, answer: np.ndarray) -> Any:
         if self.namespace is torch:
             return torch.as_tensor(answer, device=self.device)
         return self.namespace.asarray(answer, device=self.device)
@@ -407,7 +405,7 @@ def as_numpy(values: Any) -> Any:
         plain = values.detach().cpu().resolve_conj().resolve_neg()
         return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
     if isinstance(values, np.ma.MaskedArray):
-        return unmasked(values)
+        return fill_mask(values)
     if isinstance(values, np.ndarray) or not hasattr(values, "__array_namespace__"):
         return values
     if hasattr(values, "get"):  # cupy: the only way off its device
@@ -418,7 +416,7 @@ def as_numpy(values: Any) -> Any:
         return np.asarray(values)  # not exchanged that way, or on another device
 
 
-def checked_features(estimator: Any, X: Any, *, reset: bool) -> np.ndarray:
+def check_features(estimator: Any, X: Any, *, reset: bool) -> np.ndarray:
     """Return X as a finite float table, and keep or compare its columns' names.
 
     Numbers in any form pass (float32 stays float32, all else is float64): integers,
@@ -444,17 +442,17 @@ def checked_features(estimator: Any, X: Any, *, reset: bool) -> np.ndarray:
         table, estimator.n_features_in_ = given, given.shape[1]
         vars(estimator).pop("feature_names_in_", None)
     else:
-        table = _validated(estimator, given, reset=reset)
+        table = _validate(estimator, given, reset=reset)
     _require_finite(callee, table, getattr(estimator, "feature_names_in_", None))
     return table
 
 
-def _validated(estimator: Any, given: Any, *, reset: bool) -> np.ndarray:
+def _validate(estimator: Any, given: Any, *, reset: bool) -> np.ndarray:
     """What scikit-learn makes of a table; what it refuses in the form of the house."""
     try:
         table: Any = validate_data(
             estimator,
-            filled(given),
+            fill_objects(given),
             reset=reset,
             dtype=[np.float64, np.float32],
             ensure_all_finite=False,
@@ -489,11 +487,12 @@ def refuse_records(callee: str, X: Any) -> None:
     """
     rows = isinstance(X, list | tuple) and len(X) > 0 and isinstance(X[0], Mapping)
     fields = getattr(getattr(X, "dtype", None), "names", None)
-    require_kind(
-        not rows and fields is None, callee, "X", "a table of rows and columns",
-        "a list of dicts" if rows else f"an array with the fields {fields}",
-        f"Use pandas.DataFrame({'rows' if rows else 'X'}).",
-    )  # fmt: skip
+    if rows or fields is not None:
+        raise TypeError(
+            f"{callee}: X must be a table of rows and columns, got "
+            f"{'a list of dicts' if rows else f'an array with the fields {fields}'}. "
+            f"Use pandas.DataFrame({'rows' if rows else 'X'})."
+        )
 
 
 def require_dense(callee: str, values: Any, *, name: str = "X") -> None:
@@ -506,37 +505,41 @@ def require_dense(callee: str, values: Any, *, name: str = "X") -> None:
     """
     tensor = isinstance(values, torch.Tensor)
     loose = sparse.issparse(values) or (tensor and values.layout is not torch.strided)
-    require_kind(
-        not loose, callee, name, "dense, not sparse",
-        f"a sparse {type(values).__name__}",
-        f"Pass {name}.toarray(), {name}.to_dense() in torch.",
-    )  # fmt: skip
-    require_kind(
-        not (tensor and values.device.type == "meta"), callee, name,
-        "a tensor with values", "one on the meta device",
-    )  # fmt: skip
+    if loose:
+        raise TypeError(
+            f"{callee}: {name} must be dense, not sparse, got a sparse "
+            f"{type(values).__name__}. Pass {name}.toarray(), {name}.to_dense() in "
+            "torch."
+        )
+    if tensor and values.device.type == "meta":
+        raise TypeError(
+            f"{callee}: {name} must be a tensor with values, got one on the meta "
+            "device."
+        )
     if not tensor and _is_frame(values):
         thin = [str(kind).startswith("Sparse") for kind in values.dtypes]
-        require_kind(
-            not (thin and all(thin)), callee, name, "dense, not sparse",
-            "a DataFrame of sparse columns", f"Pass {name}.sparse.to_dense().",
-        )  # fmt: skip
+        if thin and all(thin):
+            raise TypeError(
+                f"{callee}: {name} must be dense, not sparse, got a DataFrame of "
+                f"sparse columns. Pass {name}.sparse.to_dense()."
+            )
 
 
 def _require_columns(callee: str, X: Any) -> None:
     """Complain of a frame without columns, or with equal names."""
     # the second sentence is the one that scikit-learn's users know
-    require(
-        X.shape[1] > 0, callee, "X", "a table of rows and columns",
-        f"a DataFrame of shape {X.shape}",
-        f"Found array with 0 feature(s) (shape={X.shape}) while a minimum of 1 is "
-        "required.",
-    )  # fmt: skip
+    if X.shape[1] == 0:
+        raise ValueError(
+            f"{callee}: X must be a table of rows and columns, got a DataFrame of "
+            f"shape {X.shape}. Found array with 0 feature(s) (shape={X.shape}) "
+            "while a minimum of 1 is required."
+        )
     again = [repr(name) for name in X.columns[X.columns.duplicated()]]
-    require(
-        not again, callee, "X", "a table of columns with different names",
-        f"{_some(again)} more than once",
-    )  # fmt: skip
+    if again:
+        raise ValueError(
+            f"{callee}: X must be a table of columns with different names, got "
+            f"{_some(again)} more than once."
+        )
 
 
 def _is_frame(X: Any) -> bool:
@@ -560,12 +563,12 @@ def _read(callee: str, X: Any) -> Any:
     return as_numpy(X)
 
 
-def filled(table: Any) -> Any:
+def fill_objects(table: Any) -> Any:
     """A table whose objects are NaN where something is missing, for float() to know.
 
     Examples
     --------
-    >>> filled(np.array([[1.5, None]], dtype=object))
+    >>> fill_objects(np.array([[1.5, None]], dtype=object))
     array([[1.5, nan]])
     """
     if _is_frame(table):
@@ -583,9 +586,9 @@ def _require_numbers(callee: str, X: Any) -> None:
     wrong: dict[str, set[str]] = {}
     if _is_frame(X):
         for i, (name, dtype) in enumerate(zip(X.columns, X.dtypes, strict=True)):
-            wrong[f"{name!r} ({dtype})"] = _strange(dtype, X.iloc[:, i])
+            wrong[f"{name!r} ({dtype})"] = _non_numeric_kinds(dtype, X.iloc[:, i])
     elif isinstance(X, np.ndarray) and X.dtype.kind not in _NUMBERS:
-        wrong[f"an array of {X.dtype}"] = _strange(X.dtype, X.flat)
+        wrong[f"an array of {X.dtype}"] = _non_numeric_kinds(X.dtype, X.flat)
     wrong = {name: kinds for name, kinds in wrong.items() if kinds}
     if not wrong:
         return
@@ -593,11 +596,9 @@ def _require_numbers(callee: str, X: Any) -> None:
     if found == {"other"}:
         # the second sentence is the one that scikit-learn's users know
         raise TypeError(
-            complaint(
-                callee, "X", "numbers", f"objects in {_some(list(wrong))}",
-                "float(): argument must be a string or a real number.",
-            )
-        )  # fmt: skip
+            f"{callee}: X must be numbers, got objects in {_some(list(wrong))}. "
+            "float(): argument must be a string or a real number."
+        )
     remedies = []
     if "complex" in found:
         # the first words are those that scikit-learn's users know
@@ -607,11 +608,11 @@ def _require_numbers(callee: str, X: Any) -> None:
     if found - {"complex", "date"}:
         remedies += [f"make_tabular_pipeline({callee}()) encodes texts and categories."]
     raise ValueError(
-        complaint(callee, "X", "numbers", _some(list(wrong)), " ".join(remedies))
+        f"{callee}: X must be numbers, got {_some(list(wrong))}. {' '.join(remedies)}"
     )
 
 
-def _strange(dtype: Any, values: Iterable[Any]) -> set[str]:
+def _non_numeric_kinds(dtype: Any, values: Iterable[Any]) -> set[str]:
     """What there is besides booleans, integers, floats, and objects of these."""
     letter = getattr(dtype, "kind", "O")
     if letter in _NUMBERS:
@@ -639,12 +640,10 @@ def _require_finite(callee: str, table: np.ndarray, names: Any) -> None:
         if found.any()
     )
     raise ValueError(
-        complaint(
-            callee, "X", "finite, without NaN and inf",
-            f"{kinds} in {(~finite).sum()} places, in the columns {_some(named)}",
-            f"Fill or drop them; make_tabular_pipeline({callee}()) fills NaN.",
-        )
-    )  # fmt: skip
+        f"{callee}: X must be finite, without NaN and inf, got {kinds} in "
+        f"{(~finite).sum()} places, in the columns {_some(named)}. Fill or drop "
+        f"them; make_tabular_pipeline({callee}()) fills NaN."
+    )
 
 
 def _some(items: list[str], most: int = 5) -> str:
@@ -652,7 +651,7 @@ def _some(items: list[str], most: int = 5) -> str:
     return ", ".join(items[:most]) + more
 
 
-def checked_weights(callee: str, sample_weight: Any, n: int) -> np.ndarray | None:
+def check_weights(callee: str, sample_weight: Any, n: int) -> np.ndarray | None:
     """Return one finite weight of at least zero per row, or None if none are given.
 
     Raises
@@ -669,37 +668,42 @@ def checked_weights(callee: str, sample_weight: Any, n: int) -> np.ndarray | Non
         given = np.asarray(as_numpy(sample_weight))
     except ValueError as error:
         rule, got = f"one number for each of the {n} rows", "items of different lengths"
-        raise ValueError(complaint(callee, "sample_weight", rule, got)) from error
-    strange = _strange(given.dtype, given.flat)
-    require_kind(
-        not strange, callee, "sample_weight", "real numbers",
-        f"an array of {given.dtype}",
-    )  # fmt: skip
+        raise ValueError(
+            f"{callee}: sample_weight must be {rule}, got {got}."
+        ) from error
+    strange = _non_numeric_kinds(given.dtype, given.flat)
+    if strange:
+        raise TypeError(
+            f"{callee}: sample_weight must be real numbers, got an array of "
+            f"{given.dtype}."
+        )
     objects = given.dtype.kind == "O"
     weights = with_nan(given) if objects else np.asarray(given, dtype=np.float64)
     if weights.ndim == 0:
         weights = np.full(n, float(weights))
-    require(
-        weights.shape == (n,), callee, "sample_weight",
-        f"one number for each of the {n} rows", f"shape {weights.shape}",
-    )  # fmt: skip
+    if weights.shape != (n,):
+        raise ValueError(
+            f"{callee}: sample_weight must be one number for each of the {n} rows, "
+            f"got shape {weights.shape}."
+        )
     bad = ~(np.isfinite(weights) & (weights >= 0))
     if bad.any():
         told = f"{bad.sum()} that are not, {weights[bad][0]} among them"
         raise ValueError(
-            complaint(callee, "sample_weight", "finite and not negative", told)
+            f"{callee}: sample_weight must be finite and not negative, got {told}."
         )
     used = weights[weights > 0]
-    require(
-        len(used) > 0, callee, "sample_weight", "positive for some row",
-        "only zero weights",
-    )  # fmt: skip
-    require(
-        bool(used.min() >= _WEIGHTS[0] and used.max() <= _WEIGHTS[1]), callee,
-        "sample_weight", f"zero or from {_WEIGHTS[0]:g} to {_WEIGHTS[1]:g}",
-        f"weights from {used.min():g} to {used.max():g}",
-        "They act as repetitions: divide them all by their mean.",
-    )  # fmt: skip
+    if len(used) == 0:
+        raise ValueError(
+            f"{callee}: sample_weight must be positive for some row, got only zero "
+            "weights."
+        )
+    if used.min() < _WEIGHTS[0] or used.max() > _WEIGHTS[1]:
+        raise ValueError(
+            f"{callee}: sample_weight must be zero or from {_WEIGHTS[0]:g} to "
+            f"{_WEIGHTS[1]:g}, got weights from {used.min():g} to {used.max():g}. "
+            "They act as repetitions: divide them all by their mean."
+        )
     return weights
 
 
@@ -720,7 +724,7 @@ _FEW_ROWS = 20
 
 
 @dataclass(frozen=True)
-class Answers:
+class Targets:
     """The training answers of n rows as k columns of numbers.
 
     Parameters
@@ -749,9 +753,9 @@ class Answers:
         return tuple(len(part) for part in self.classes)
 
 
-def class_labels(
-    callee: str, y: Any, *, n: int | None = None, kept: np.ndarray | None = None
-) -> Answers:
+def label_targets(
+    callee: str, y: Any, *, n: int | None = None, used: np.ndarray | None = None
+) -> Targets:
     r"""Return labels as indicator columns, one per class.
 
     .. math:: Y_{ic} = 1 \text{ if row } i \text{ is of class } c, \text{ else } 0
@@ -766,7 +770,7 @@ def class_labels(
         are refused.
     n : int, optional
         How many there must be.
-    kept : ndarray of bool of shape (n,), optional
+    used : ndarray of bool of shape (n,), optional
         Rows that count. A class without any is no class.
 
     Raises
@@ -776,7 +780,7 @@ def class_labels(
 
     Examples
     --------
-    >>> class_labels("fit", ["b", "a", "b"]).columns
+    >>> label_targets("fit", ["b", "a", "b"]).columns
     array([[0., 1.],
            [1., 0.],
            [0., 1.]])
@@ -786,20 +790,21 @@ def class_labels(
     flat = labels.ndim == 1 or labels.shape[1] == 1
     found = []
     for column in _label_columns(callee, labels.reshape(len(labels), -1)):
-        counted = column if kept is None else column[kept]
+        counted = column if used is None else column[used]
         found.append(np.unique(counted, return_inverse=True))
     for j, (classes, _) in enumerate(found):
-        require(
-            len(classes) > 1, callee, "y" if flat else f"column {j} of y",
-            "of at least two classes", f"one class, {classes[:1].tolist()[0]!r}",
-            "There is nothing to tell apart.",
-        )  # fmt: skip
+        if len(classes) <= 1:
+            raise ValueError(
+                f"{callee}: {'y' if flat else f'column {j} of y'} must be of at "
+                f"least two classes, got one class, {classes[:1].tolist()[0]!r}. "
+                "There is nothing to tell apart."
+            )
     codes = np.stack([codes for _, codes in found], axis=1)
     sizes = [len(classes) for classes, _ in found]
     _require_room(callee, len(codes), sum(sizes))
     columns = np.zeros((len(codes), sum(sizes)))
     np.put_along_axis(columns, codes + np.cumsum([0, *sizes[:-1]]), 1.0, axis=1)
-    return Answers(
+    return Targets(
         columns,
         codes,
         tuple(classes for classes, _ in found),
@@ -814,12 +819,12 @@ def _require_room(callee: str, n: int, k: int) -> None:
     if needed <= UNASKED:
         return
     allowed = available_bytes(torch.device("cpu"))
-    require(
-        needed <= allowed, callee, "y",
-        f"of so few classes that their columns fit into {allowed / 1e6:.3g} MB",
-        f"{k} classes in {n} rows, which take {needed / 1e6:.3g} MB",
-        "A regressor takes numbers.",
-    )  # fmt: skip
+    if needed > allowed:
+        raise ValueError(
+            f"{callee}: y must be of so few classes that their columns fit into "
+            f"{allowed / 1e6:.3g} MB, got {k} classes in {n} rows, which "
+            f"take {needed / 1e6:.3g} MB. A regressor takes numbers."
+        )
 
 
 def _cautions(column: bool, found: list[tuple[np.ndarray, np.ndarray]]) -> tuple:
@@ -869,8 +874,8 @@ def side_by_side(columns: list[np.ndarray]) -> np.ndarray:
 
 
 def numbers(
-    callee: str, y: Any, *, n: int | None = None, kept: np.ndarray | None = None
-) -> Answers:
+    callee: str, y: Any, *, n: int | None = None, used: np.ndarray | None = None
+) -> Targets:
     """Return targets of a regression as float64 columns.
 
     Raises
@@ -886,13 +891,14 @@ def numbers(
     """
     values = plain_numbers(callee, y)
     _require_length(callee, values, n)
-    values = values if kept is None else values[kept]
+    values = values if used is None else values[used]
     bad = ~np.isfinite(values)
-    require(
-        not bad.any(), callee, "y", "finite, without NaN and inf",
-        f"{bad.sum()} values that are not", "Drop the rows without an answer.",
-    )  # fmt: skip
-    return Answers(values.reshape(len(values), -1), flat=values.ndim == 1)
+    if bad.any():
+        raise ValueError(
+            f"{callee}: y must be finite, without NaN and inf, got {bad.sum()} "
+            "values that are not. Drop the rows without an answer."
+        )
+    return Targets(values.reshape(len(values), -1), flat=values.ndim == 1)
 
 
 def plain_numbers(callee: str, y: Any) -> np.ndarray:
@@ -903,11 +909,11 @@ def plain_numbers(callee: str, y: Any) -> np.ndarray:
     >>> plain_numbers("fit", [1, None])
     array([ 1., nan])
     """
-    _require_given(callee, y)
+    _require_targets(callee, y)
     values = _number_array(callee, y).astype(np.float64, copy=False)
     if values.ndim not in (1, 2) or not values.size:
         rule, got = "of shape (n,) or (n, k), not empty", f"shape {values.shape}"
-        raise ValueError(complaint(callee, "y", rule, got))
+        raise ValueError(f"{callee}: y must be {rule}, got {got}.")
     return values
 
 
@@ -922,24 +928,23 @@ def split_blocks(outputs: np.ndarray, sizes: tuple[int, ...]) -> list[np.ndarray
     return np.split(outputs, np.cumsum(sizes)[:-1], axis=1)
 
 
-def _require_given(callee: str, y: Any) -> None:
+def _require_targets(callee: str, y: Any) -> None:
     if y is None:
         # the second sentence is the one that scikit-learn's users know
         raise ValueError(
-            complaint(
-                callee, "y", "given", "None",
-                "This estimator requires y to be passed, but the target y is None.",
-            )
-        )  # fmt: skip
+            f"{callee}: y must be given, got None. This estimator requires y to be "
+            "passed, but the target y is None."
+        )
     require_dense(callee, y, name="y")
-    require_kind(
-        type(y).__name__ != "MultiIndex", callee, "y", "a column, or a table",
-        "a MultiIndex", "Pass y.to_frame(index=False).",
-    )  # fmt: skip
+    if type(y).__name__ == "MultiIndex":
+        raise TypeError(
+            f"{callee}: y must be a column, or a table, got a MultiIndex. Pass "
+            "y.to_frame(index=False)."
+        )
 
 
 def _array(callee: str, y: Any, remedy: str) -> np.ndarray:
-    """Answers as numpy has them; `remedy` is for rows that do not make a table."""
+    """Targets as numpy has them; `remedy` is for rows that do not make a table."""
     try:
         array = np.asarray(y)
         if isinstance(y, list | tuple) and array.dtype.kind in "US":
@@ -954,10 +959,11 @@ def _array(callee: str, y: Any, remedy: str) -> np.ndarray:
 
 
 def _require_length(callee: str, y: np.ndarray, n: int | None) -> None:
-    require(
-        n is None or len(y) == n, callee, "y", f"as long as X, which has {n} rows",
-        f"{len(y)} answers",
-    )  # fmt: skip
+    if n is not None and len(y) != n:
+        raise ValueError(
+            f"{callee}: y must be as long as X, which has {n} rows, got {len(y)} "
+            "answers."
+        )
 
 
 def _number_array(callee: str, y: Any) -> np.ndarray:
@@ -979,18 +985,19 @@ def _number_array(callee: str, y: Any) -> np.ndarray:
 
 
 def _label_array(callee: str, y: Any) -> np.ndarray:
-    _require_given(callee, y)
+    _require_targets(callee, y)
     missing = np.asarray(y.isna()) if hasattr(y, "isna") else None
     labels = _plain(callee, as_numpy(y))
     if labels.ndim not in (1, 2) or not labels.size:
         rule, got = "of shape (n,) or (n, o), not empty", f"shape {labels.shape}"
-        raise ValueError(complaint(callee, "y", rule, got))
+        raise ValueError(f"{callee}: y must be {rule}, got {got}.")
     if missing is None:
         missing = _missing(labels)
-    require(
-        not missing.any(), callee, "y", "labels without missing ones",
-        f"{missing.sum()} missing", "Drop those rows.",
-    )  # fmt: skip
+    if missing.any():
+        raise ValueError(
+            f"{callee}: y must be labels without missing ones, got {missing.sum()} "
+            "missing. Drop those rows."
+        )
     return labels
 
 
@@ -1022,10 +1029,11 @@ def _label_columns(callee: str, labels: np.ndarray) -> list[np.ndarray]:
         kinds = {"bytes"} if column.dtype.kind == "S" else set()
         if column.dtype.kind == "O":
             kinds = kinds_of(column)
-        require(
-            "bytes" not in kinds, callee, name, "integers, booleans or texts", "bytes",
-            "Decode them into texts.",
-        )  # fmt: skip
+        if "bytes" in kinds:
+            raise ValueError(
+                f"{callee}: {name} must be integers, booleans or texts, got bytes. "
+                "Decode them into texts."
+            )
         numeric = kinds <= {"boolean", "number"}
         if column.dtype.kind == "O" and column.size:
             types = sorted({type(value).__name__ for value in column})
@@ -1045,164 +1053,129 @@ def _label_columns(callee: str, labels: np.ndarray) -> list[np.ndarray]:
 def _require_discrete(callee: str, name: str, column: np.ndarray) -> None:
     kind = column.dtype.kind
     plain = kind in "biufUmM" or (kind == "O" and isinstance(column.flat[0], str))
-    require(
-        plain, callee, name, "integers, booleans or texts",
-        f"an array of {column.dtype}", "Turn them into texts.",
-    )  # fmt: skip
+    if not plain:
+        raise ValueError(
+            f"{callee}: {name} must be integers, booleans or texts, got an array "
+            f"of {column.dtype}. Turn them into texts."
+        )
     if kind != "f":
         return
     infinite = np.isinf(column)
-    require(
-        not infinite.any(), callee, name, "finite labels", f"{infinite.sum()} infinite",
-        "Turn them into texts.",
-    )  # fmt: skip
+    if infinite.any():
+        raise ValueError(
+            f"{callee}: {name} must be finite labels, got {infinite.sum()} "
+            "infinite. Turn them into texts."
+        )
     # the last words are those that scikit-learn's users know
-    require(
-        bool((column == np.floor(column)).all()), callee, name, "labels",
-        "numbers with fractions",
-        "A regressor takes numbers. (Unknown label type: continuous)",
-    )  # fmt: skip
+    if not (column == np.floor(column)).all():
+        raise ValueError(
+            f"{callee}: {name} must be labels, got numbers with fractions. A "
+            "regressor takes numbers. (Unknown label type: continuous)"
+        )
+
+
+_CHOICES = {
+    "kernel": tuple(KERNELS),
+    "bandwidth_rule": ("fixed", "median"),
+    "solver": ("auto", "cholesky", "cg"),
+    "dtype": ("auto", "float32", "float64"),
+}
+_INTERVALS = {
+    "bandwidth": "(0, inf)",
+    "ridge": "(0, inf)",
+    "identity_weight": "[0, 1]",
+    "exponent": "(0, 2]",
+    "time_limit_s": "(0, inf)",
+    "validation_fraction": "(0, 1)",
+}
+_OPTIONAL = ("time_limit_s", "validation_fraction")
 
 
 def check_parameters(estimator: Any) -> None:
-    """Complain about the first parameter that no machine can be made by.
-
-    Raises
-    ------
-    TypeError
-        If a parameter is not of the right kind.
-    ValueError
-        If its value is out of range.
-    """
+    """Raise a TypeError or ValueError for the first invalid parameter."""
     callee = type(estimator).__name__
     given = vars(estimator)  # every parameter is there, and nothing needs looking up
-    for name, choices in {
-        "kernel": tuple(KERNELS),
-        "bandwidth_rule": ("fixed", "median"),
-        "solver": ("auto", "cholesky", "cg"),
-        "dtype": ("auto", "float32", "float64"),
-    }.items():
-        _require_choice(callee, name, given[name], choices)
-    for name in ("bandwidth", "ridge"):
-        _require_number(callee, name, given[name], above=0.0)
-    if "identity_weight" in given:
-        _require_number(callee, "identity_weight", given["identity_weight"], most=1.0)
-    _check_exponent(callee, given)
-    for name, least in {"n_iter": 0, "agop_samples": 1}.items():
-        _require_count(callee, name, given[name], least)
-    if given["memory_limit"] is not None:
-        _require_count(callee, "memory_limit", _whole(given["memory_limit"]), 1)
-    _check_leaf_size(callee, given["max_leaf_size"])
-    if given["time_limit_s"] is not None:
-        _require_number(callee, "time_limit_s", given["time_limit_s"], above=0.0)
-    if given["validation_fraction"] is not None:
-        _require_number(
-            callee, "validation_fraction", given["validation_fraction"],
-            above=0.0, below=1.0,
-        )  # fmt: skip
-    _check_counts(callee, given)
-    state = given["random_state"]
-    if state is not None and not (type(state) is int and 0 <= state < 2**32):
-        _check_random_state(callee, state)
+    for name, choices in _CHOICES.items():
+        value = given[name]
+        if not (isinstance(value, str) and value in choices):
+            rule = "one of " + ", ".join(f'"{choice}"' for choice in choices)
+            raise ValueError(f"{callee}: {name} must be {rule}, got {describe(value)}.")
+    for name, interval in _INTERVALS.items():
+        if name in given and not (given[name] is None and name in _OPTIONAL):
+            _check_number(callee, name, given[name], interval)
+    if given["exponent"] != 1 and given["kernel"] != "laplace":
+        raise ValueError(
+            f'{callee}: exponent must be 1.0 for kernel="{given["kernel"]}", got '
+            f'{given["exponent"]}. Only kernel="laplace" has an exponent.'
+        )
+    _check_count(callee, "n_iter", given["n_iter"], 0)
+    _check_count(callee, "agop_samples", given["agop_samples"], 1)
+    if (limit := given["memory_limit"]) is not None:
+        # bytes are often written as 1e9
+        integral = isinstance(limit, float | np.floating) and limit.is_integer()
+        _check_count(callee, "memory_limit", int(limit) if integral else limit, 1)
+    size = given["max_leaf_size"]
+    if isinstance(size, str) and size != "auto":
+        rule = 'a number of rows, "auto", or None for no parts'
+        raise TypeError(f"{callee}: max_leaf_size must be {rule}, got {size!r}.")
+    if not (size is None or isinstance(size, str)):
+        _check_count(callee, "max_leaf_size", size, 1)
+    verbose, n_jobs = given["verbose"], given["n_jobs"]
+    if not isinstance(verbose, Integral | np.bool_):
+        raise TypeError(
+            f"{callee}: verbose must be an integer, got {describe(verbose)}."
+        )
+    if not (n_jobs is None or isinstance(n_jobs, Integral)):
+        rule = "an integer or None"
+        raise TypeError(f"{callee}: n_jobs must be {rule}, got {describe(n_jobs)}.")
+    if n_jobs == 0:
+        rule = "a number of workers, or -1 for all cores"
+        raise ValueError(f"{callee}: n_jobs must be {rule}, got {describe(n_jobs)}.")
+    _check_random_state(callee, given["random_state"])
     for name in ("diagonal", "center"):
         if not isinstance(given[name], bool | np.bool_):
-            raise TypeError(_unlike(callee, name, "True or False", given[name]))
-
-
-def _check_leaf_size(callee: str, size: Any) -> None:
-    if size is None or (isinstance(size, str) and size == "auto"):
-        return
-    if isinstance(size, str):
-        rule = 'a number of rows, "auto", or None for no parts'
-        raise TypeError(complaint(callee, "max_leaf_size", rule, repr(size)))
-    _require_count(callee, "max_leaf_size", size, 1)
-
-
-def _check_counts(callee: str, given: dict[str, Any]) -> None:
-    verbose, n_jobs = given["verbose"], given["n_jobs"]
-    require_kind(
-        isinstance(verbose, Integral | np.bool_), callee, "verbose", "an integer",
-        describe(verbose),
-    )  # fmt: skip
-    if n_jobs is not None:
-        require_kind(
-            isinstance(n_jobs, Integral), callee, "n_jobs", "an integer or None",
-            describe(n_jobs),
-        )  # fmt: skip
-        require(
-            n_jobs != 0, callee, "n_jobs", "a number of workers, or -1 for all cores",
-            n_jobs,
-        )  # fmt: skip
+            rule = "True or False"
+            raise TypeError(
+                f"{callee}: {name} must be {rule}, got {describe(given[name])}."
+            )
 
 
 def _check_random_state(callee: str, state: Any) -> None:
-    if isinstance(state, Integral):
-        fits = 0 <= int(state) < 2**32
-        require(fits, callee, "random_state", "in [0, 2**32)", int(state))
+    if state is None or isinstance(state, np.random.RandomState) or state is np.random:
         return
-    known = isinstance(state, np.random.RandomState) or state is np.random
+    if isinstance(state, Integral):
+        if not 0 <= int(state) < 2**32:
+            rule = "in [0, 2**32)"
+            raise ValueError(
+                f"{callee}: random_state must be {rule}, got {describe(int(state))}."
+            )
+        return
     remedy = ""
     if isinstance(state, np.random.Generator):
         remedy = "Draw a seed: int(generator.integers(2**32))."
-    require_kind(
-        known, callee, "random_state", "an integer, a RandomState or None",
-        describe(state), remedy,
-    )  # fmt: skip
+    rule = "an integer, a RandomState or None"
+    raise TypeError(complaint(callee, "random_state", rule, describe(state), remedy))
 
 
-def _whole(value: Any) -> Any:
-    """A float without a fraction as an integer: bytes are often written as 1e9."""
-    whole = isinstance(value, float | np.floating) and value.is_integer()
-    return int(value) if whole else value
+def _check_count(callee: str, name: str, value: Any, least: int) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise TypeError(f"{callee}: {name} must be an integer, got {describe(value)}.")
+    if int(value) < least:
+        raise ValueError(
+            f"{callee}: {name} must be {least} or more, got {describe(value)}."
+        )
 
 
-def _check_exponent(callee: str, given: dict[str, Any]) -> None:
-    exponent = given["exponent"]
-    _require_number(callee, "exponent", exponent, above=0.0, most=2.0)
-    require(
-        exponent == 1 or given["kernel"] == "laplace", callee, "exponent",
-        f'1.0 for kernel="{given["kernel"]}"', exponent,
-        'Only kernel="laplace" has an exponent.',
-    )  # fmt: skip
-
-
-def _unlike(callee: str, name: str, rule: str, value: Any) -> str:
-    """A complaint about a value of any kind; a text is shown as one."""
-    return complaint(callee, name, rule, describe(value))
-
-
-def _require_choice(callee: str, name: str, value: Any, choices: tuple) -> None:
-    if not (isinstance(value, str) and value in choices):
-        rule = "one of " + ", ".join(f'"{choice}"' for choice in choices)
-        raise ValueError(_unlike(callee, name, rule, value))
-
-
-def _require_count(callee: str, name: str, value: Any, least: int) -> None:
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not whole:
-        raise TypeError(_unlike(callee, name, "an integer", value))
-    require(int(value) >= least, callee, name, f"{least} or more", value)
-
-
-def _require_number(
-    callee: str,
-    name: str,
-    value: Any,
-    *,
-    above: float | None = None,
-    below: float = math.inf,
-    most: float | None = None,
-) -> None:
-    real = isinstance(value, Real) and not isinstance(value, bool)
-    if not real:
-        raise TypeError(_unlike(callee, name, "a number", value))
-    number = as_float(value)
-    low = 0.0 if above is None else above
-    fits = number >= low if above is None else number > low
-    if not (fits and (number < below if most is None else number <= most)):
-        start = f"{'[' if above is None else '('}{low:g}"
-        end = f"{below:g})" if most is None else f"{most:g}]"
-        raise ValueError(complaint(callee, name, f"in {start}, {end}", value))
+def _check_number(callee: str, name: str, value: Any, interval: str) -> None:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{callee}: {name} must be a number, got {describe(value)}.")
+    number, (low, high) = as_float(value), map(float, interval[1:-1].split(", "))
+    above = low <= number if interval[0] == "[" else low < number
+    below = number <= high if interval[-1] == "]" else number < high
+    if not (above and below):
+        raise ValueError(
+            f"{callee}: {name} must be in {interval}, got {describe(value)}."
+        )
 
 
 # Folders whose lines are not the caller's: of all estimators, and of those who call
@@ -1213,9 +1186,9 @@ _BETWEEN = tuple(
 )
 
 
-def callers_level() -> int:
-    """How far up the line is that called an estimator, a pipeline or a search."""
+def warn_caller(warning: str | Warning) -> None:
+    """Warn at the line that called an estimator, a pipeline or a search."""
     frame, level = inspect.currentframe(), 0
     while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame, level = frame.f_back, level + 1
-    return level
+    warnings.warn(warning, stacklevel=level + 1)

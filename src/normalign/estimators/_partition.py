@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -38,17 +39,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from normalign.estimators._fit import (
-    Clock,
-    LeftOut,
-    Pace,
+    LeaveOneOut,
     Recipe,
     Report,
     Validation,
-    jobs_at_once,
-    parallel,
-    same_rows,
-    shared_threads,
+    best_iteration,
+    select_rows,
 )
+from normalign.estimators._jobs import Clock, jobs_at_once, parallel, shared_threads
 from normalign.kernels import (
     Iteration,
     Kernel,
@@ -171,23 +169,23 @@ class Tree:
                 (children[node][1], right, 1.0),
                 (children[node][0], 1 - right, -1.0),
             ):
-                kept = step > 0
-                if not kept.any():
+                inner = step > 0
+                if not inner.any():
                     continue
                 waiting.append(
                     (
                         child,
-                        rows[kept],
-                        (gate * step)[kept],
+                        rows[inner],
+                        (gate * step)[inner],
                         None
                         if gradient is None
-                        else gradient[kept] * step[kept, None]
-                        + (sign * gate * slope)[kept, None] * direction,
+                        else gradient[inner] * step[inner, None]
+                        + (sign * gate * slope)[inner, None] * direction,
                     )
                 )
 
 
-class Grown(NamedTuple):
+class GrownTree(NamedTuple):
     """A tree and the training rows in the support of each of its leaves."""
 
     tree: Tree
@@ -261,7 +259,7 @@ def grow(
     max_leaf_size: int,
     overlap: float,
     axes: Callable[[Sequence[Tensor]], Sequence[Tensor]],
-) -> Grown:
+) -> GrownTree:
     """Cut the rows in half, again and again, until no leaf is above the limit.
 
     The tree grows level by level, so that the axes of a whole level can be found in
@@ -283,7 +281,7 @@ def grow(
 
     Returns
     -------
-    Grown
+    GrownTree
 
     Examples
     --------
@@ -312,7 +310,7 @@ def grow(
             node = links[place] = len(cuts)
             cuts.append((direction, edges))
             level += [((node, 0), rows[left]), ((node, 1), rows[right])]
-    return _numbered(x, cuts, links, ends)
+    return _number_leaves(x, cuts, links, ends)
 
 
 def _best_cut(
@@ -322,7 +320,7 @@ def _best_cut(
     best, smallest = None, len(x)
     for direction in candidates:
         projection = x @ direction
-        snapped = _snapped(projection)
+        snapped = _snap(projection)
         apart = band(snapped, overlap=overlap)
         if apart is None:
             continue
@@ -340,7 +338,7 @@ def _best_cut(
     return best
 
 
-def _snapped(projection: Tensor) -> Tensor:
+def _snap(projection: Tensor) -> Tensor:
     """Projections with those that differ by rounding made equal."""
     start = projection.min()
     step = (projection.max() - start) * _RESOLUTION
@@ -349,12 +347,12 @@ def _snapped(projection: Tensor) -> Tensor:
     return start + step * torch.round((projection - start) / step)
 
 
-def _numbered(
+def _number_leaves(
     x: Tensor,
     cuts: list[tuple[Tensor, tuple[float, float]]],
     links: dict[tuple[int, int], int],
     ends: dict[tuple[int, int], Tensor],
-) -> Grown:
+) -> GrownTree:
     """Tensors of the tree, its leaves numbered from left to right."""
     leaves: list[Tensor] = []
     children = torch.zeros(len(cuts), 2, dtype=torch.long, device="cpu")
@@ -376,7 +374,7 @@ def _numbered(
     bands = torch.tensor(
         [edges for _, edges in cuts], dtype=torch.float64, device="cpu"
     )
-    return Grown(Tree(directions, bands.reshape(-1, 2), children), leaves)
+    return GrownTree(Tree(directions, bands.reshape(-1, 2), children), leaves)
 
 
 @dataclass(frozen=True)
@@ -453,7 +451,7 @@ class BlendedMachine:
 
 
 @dataclass(frozen=True)
-class Partitioned:
+class PartitionedFit:
     """A fitted partition as flat numpy arrays, and how it came about.
 
     Parameters
@@ -471,7 +469,7 @@ class Partitioned:
     kernel : Kernel
     report : Report
         The worst of all leaves.
-    left_out : LeftOut or None
+    left_out : LeaveOneOut or None
         Blended; a row that was given several times has one entry per distinct answer.
     """
 
@@ -481,7 +479,7 @@ class Partitioned:
     metric: np.ndarray
     kernel: Kernel
     report: Report
-    left_out: LeftOut | None
+    left_out: LeaveOneOut | None
 
     def machine(
         self, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
@@ -489,13 +487,13 @@ class Partitioned:
         """The blended machine, at least in the precision that it was fitted in."""
         needed = torch.as_tensor(self.coef, device="cpu").dtype
         dtype = needed if dtype is None else torch.promote_types(dtype, needed)
-        return assembled(
+        return blend_machine(
             self.x_fit, self.leaves, self.coef, self.metric, self.kernel,
             dtype=dtype, device=device,
         )  # fmt: skip
 
 
-def assembled(
+def blend_machine(
     x_fit: np.ndarray,
     leaves: dict[str, np.ndarray],
     coef: np.ndarray,
@@ -505,7 +503,7 @@ def assembled(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
 ) -> BlendedMachine:
-    """Build a blended machine from the arrays of :class:`Partitioned`."""
+    """Build a blended machine from the arrays of :class:`PartitionedFit`."""
 
     def tensor(array: np.ndarray) -> Tensor:
         return torch.tensor(array, dtype=dtype, device=device)
@@ -532,23 +530,11 @@ _RANDOM_AXES = 3
 
 @dataclass(frozen=True)
 class PartJob:
-    """A leaf at one iteration: its rows, the metric of all leaves, what is asked.
+    """A leaf at one iteration, in the metric that all leaves share.
 
-    Parameters
-    ----------
-    recipe : Recipe
-        With the kernel of this iteration.
-    x, y, weights
-        Rows of the leaf; weights may be None.
-    metric : array of shape (d, d) or (d,)
-    gradients_at : array of int
-        Rows whose gradients count for the next metric.
-    shares : array
-        How much each of these counts: its weight times its gate.
-    left_out : array of int
-        Rows that are to be left out, a unit of weight at a time.
-    n_jobs : int
-        Workers at one time.
+    ``gradients_at`` are the rows whose gradients count for the next metric, by their
+    ``shares``: weight times gate. Of the rows ``leave_out`` leave-one-out outputs are
+    made. ``n_jobs`` is the number of workers at one time.
     """
 
     recipe: Recipe
@@ -558,7 +544,7 @@ class PartJob:
     metric: np.ndarray
     gradients_at: np.ndarray
     shares: np.ndarray
-    left_out: np.ndarray
+    leave_out: np.ndarray
     n_jobs: int
 
 
@@ -566,16 +552,8 @@ class PartJob:
 class SolvedPart:
     """Coefficients of a leaf, and its part of the sum of gradient outer products.
 
-    Parameters
-    ----------
-    coef : array of shape (rows, k)
-        In float64 where float32 did not do.
-    outer : array of the metric's shape
-    fitted : array of shape (r, k)
-        Outputs at the rows asked for.
-    room : array of shape (r,)
-        One less the share of a unit of such a row in its own output, its leverage.
-    report : Report
+    ``fitted`` are the outputs at the rows of ``PartJob.leave_out``, ``room`` one less
+    their leverage: the share of a unit of such a row in its own output.
     """
 
     coef: np.ndarray
@@ -596,8 +574,8 @@ def solve_part(job: PartJob) -> SolvedPart:
         outer = torch.zeros_like(machine.metric)
         if len(job.gradients_at):
             at = torch.tensor(job.gradients_at, device=outer.device)
-            outer = _summed(machine, at, job.shares)
-        fitted, room = _without_a_unit(iteration, job)
+            outer = _gradient_sum(machine, at, job.shares)
+        fitted, room = _leave_one_out(iteration, job)
         return SolvedPart(
             machine.coef.cpu().numpy(),
             outer.cpu().double().numpy(),
@@ -607,18 +585,16 @@ def solve_part(job: PartJob) -> SolvedPart:
         )
 
 
-def _without_a_unit(
-    iteration: Iteration, job: PartJob
-) -> tuple[np.ndarray, np.ndarray]:
-    r"""Outputs at the rows asked for, and the room :math:`1 - h` of a unit there."""
-    asked, coef = job.left_out, iteration.machine.coef
-    if not len(asked):
+def _leave_one_out(iteration: Iteration, job: PartJob) -> tuple[np.ndarray, np.ndarray]:
+    r"""Outputs at the rows to leave out, and the room :math:`1 - h` of a unit there."""
+    leave_out, coef = job.leave_out, iteration.machine.coef
+    if not len(leave_out):
         return np.zeros((0, job.y.shape[1])), np.zeros(0)
-    mass = 1.0 if job.weights is None else job.weights[asked, None]
-    rows = torch.tensor(asked, device=coef.device)
+    mass = 1.0 if job.weights is None else job.weights[leave_out, None]
+    rows = torch.tensor(leave_out, device=coef.device)
     residuals = job.recipe.ridge / mass * coef[rows].cpu().double().numpy()
     room = iteration.room(rows).cpu().double().numpy()
-    return job.y[asked] - residuals, np.minimum(room, 1.0)
+    return job.y[leave_out] - residuals, np.minimum(room, 1.0)
 
 
 def _like(tensor: Tensor, array: np.ndarray) -> Tensor:
@@ -653,13 +629,13 @@ def cut_axes(job: CutJob) -> np.ndarray:
         return _axes(metric if usable else last.machine.metric, job.seed)
 
 
-def _summed(machine: Machine, at: Tensor, shares: np.ndarray) -> Tensor:
+def _gradient_sum(machine: Machine, at: Tensor, shares: np.ndarray) -> Tensor:
     """Gradient outer products at some centers; in float64, if their squares need it."""
     mass = _like(machine.coef, shares)
     outer = mass.sum() * _gradient_outer(machine, machine.centers[at], mass)
     single = machine.dtype != torch.float64
     if single and learned(outer) is None and bool(machine.coef.any()):
-        return _summed(machine.to(dtype=torch.float64), at, shares)
+        return _gradient_sum(machine.to(dtype=torch.float64), at, shares)
     return outer
 
 
@@ -734,28 +710,24 @@ class CutAxes:
 
 @dataclass(frozen=True)
 class Units:
-    """What was asked of each merged row: its answers, and how often each was given.
+    """The given rows that were merged: their targets and weights.
 
-    Parameters
-    ----------
-    rows : array of int of shape (n,)
-        The merged row that each given row became a part of; sorted after ``of``.
-    targets : array of shape (n, k)
-    weights : array of shape (n,)
+    ``rows`` holds, for each of the n given rows, the merged row that it is a part of;
+    after ``of`` it is sorted.
     """
 
     rows: np.ndarray
     targets: np.ndarray
     weights: np.ndarray
 
-    def of(self, asked: np.ndarray) -> Units:
-        """Distinct answers of some merged rows, which are counted from 0 then."""
-        among = np.isin(self.rows, asked)
-        places = np.searchsorted(asked, self.rows[among])
+    def of(self, merged: np.ndarray) -> Units:
+        """Distinct targets of some merged rows, which are counted from 0 then."""
+        among = np.isin(self.rows, merged)
+        places = np.searchsorted(merged, self.rows[among])
         keys = np.column_stack([places, self.targets[among]])
-        found, inverse = np.unique(keys, axis=0, return_inverse=True)
+        distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
         weights = np.bincount(inverse.ravel(), weights=self.weights[among])
-        return Units(found[:, 0].astype(int), found[:, 1:], weights)
+        return Units(distinct[:, 0].astype(int), distinct[:, 1:], weights)
 
 
 class Sweeps:
@@ -763,7 +735,7 @@ class Sweeps:
 
     def __init__(
         self,
-        grown: Grown,
+        grown: GrownTree,
         rows: Rows,
         recipe: Recipe,
         n_jobs: int | None,
@@ -774,8 +746,8 @@ class Sweeps:
         self.grown, self.rows, self.recipe, self.n_jobs = grown, rows, recipe, n_jobs
         self.random = np.random.default_rng([seed, 1])
         # Merged rows have an order of their own, so these are the same in every fit.
-        self.asked = same_rows(len(rows[0]), n_left_out)
-        self.units = units.of(self.asked) if n_left_out else None
+        self.calibration_rows = select_rows(len(rows[0]), n_left_out)
+        self.units = units.of(self.calibration_rows) if n_left_out else None
         self.leaves = [leaf.numpy() for leaf in grown.leaves]
         self.precise = [False] * len(self.leaves)
         self.unweighted = bool((rows[2] == 1).all())
@@ -792,7 +764,7 @@ class Sweeps:
             diagonal=recipe.diagonal,
         )
 
-    def advance(self, index: int, *, last: bool, bar: Any) -> Partitioned:
+    def advance(self, index: int, *, last: bool, bar: Any) -> PartitionedFit:
         """Solve all leaves in the present metric, and learn the next one."""
         recipe = replace(self.recipe, kernel=self._kernel())
         n, metric = len(self.rows[0]), self.metric.cpu().numpy()
@@ -821,7 +793,7 @@ class Sweeps:
         )
         if outer is not None:
             self.metric = outer.to(self.metric)
-        return self._collected(index, recipe, metric, parts)
+        return self._collect(index, recipe, metric, parts)
 
     def _kernel(self) -> Kernel:
         recipe = self.recipe
@@ -854,16 +826,16 @@ class Sweeps:
             metric,
             gradients_at=at,
             shares=(weights * gate)[at],
-            left_out=np.flatnonzero(np.isin(leaf, self.asked)),
+            leave_out=np.flatnonzero(np.isin(leaf, self.calibration_rows)),
             n_jobs=jobs_at_once(self.n_jobs),
         )
 
-    def _collected(
+    def _collect(
         self, index: int, recipe: Recipe, metric: np.ndarray, parts: list[SolvedPart]
-    ) -> Partitioned:
+    ) -> PartitionedFit:
         tree = self.grown.tree
         coef = np.concatenate([part.coef for part in parts])
-        return Partitioned(
+        return PartitionedFit(
             x_fit=self.rows[0].astype(coef.dtype),
             leaves={
                 "rows": np.concatenate(self.leaves),
@@ -875,34 +847,36 @@ class Sweeps:
             coef=coef,
             metric=metric,
             kernel=recipe.kernel,
-            report=Report.together([part.report for part in parts], n_iter=index),
+            report=Report.combine([part.report for part in parts], n_iter=index),
             left_out=None if self.units is None else self._left_out(parts, self.units),
         )
 
-    def _left_out(self, parts: list[SolvedPart], units: Units) -> LeftOut:
+    def _left_out(self, parts: list[SolvedPart], units: Units) -> LeaveOneOut:
         """Leave-one-out outputs of the leaves, blended by the gates at their rows.
 
         A unit of weight goes with its own target: a row that was given twice with two
-        answers must not learn one of them from the other.
+        targets must not learn one of them from the other.
         """
         outputs = np.zeros_like(units.targets)
-        total = self.rows[2][self.asked][units.rows]
+        total = self.rows[2][self.calibration_rows][units.rows]
         # parts of less than one unit are left out whole, as lighter rows are
         share = np.minimum(units.weights, 1) / np.minimum(total, 1)
         for leaf, gate, part in zip(self.leaves, self.gates, parts, strict=True):
-            known = np.flatnonzero(np.isin(leaf, self.asked))
-            place = np.full(len(self.asked), -1)
-            place[np.searchsorted(self.asked, leaf[known])] = np.arange(len(known))
+            known = np.flatnonzero(np.isin(leaf, self.calibration_rows))
+            place = np.full(len(self.calibration_rows), -1)
+            place[np.searchsorted(self.calibration_rows, leaf[known])] = np.arange(
+                len(known)
+            )
             here = place[units.rows] >= 0
             at, mine = place[units.rows[here]], share[here]
             targets = units.targets[here]
             room = 1 - mine + mine * part.room[at]
             found = targets - (targets - part.fitted[at]) / room[:, None]
             outputs[here] += gate[known][at, None] * found
-        return LeftOut(outputs, units.targets, units.weights)
+        return LeaveOneOut(outputs, units.targets, units.weights)
 
 
-def merged(
+def merge_rows(
     x: np.ndarray, y: np.ndarray, weights: np.ndarray | None
 ) -> tuple[Rows, Units]:
     """Distinct rows in an order of their own, mean targets, sums of weights.
@@ -917,7 +891,8 @@ def merged(
 
     Examples
     --------
-    >>> rows, units = merged(np.array([[7.0], [7.0]]), np.array([[0.0], [1.0]]), None)
+    >>> x, y = np.array([[7.0], [7.0]]), np.array([[0.0], [1.0]])
+    >>> rows, units = merge_rows(x, y, None)
     >>> tuple(part.tolist() for part in rows)
     ([[7.0]], [[0.5]], [2.0])
     """
@@ -947,7 +922,7 @@ def partitioned_iterations(
     n_jobs: int | None = None,
     seed: int = 0,
     progress: bool = False,
-) -> Generator[Partitioned, None, None]:
+) -> Generator[PartitionedFit, None, None]:
     """Divide the rows and yield the partition of every iteration of Algorithm 1.
 
     With at most ``max_leaf_size`` distinct rows there is one leaf, and the machines
@@ -977,10 +952,10 @@ def partitioned_iterations(
 
     Yields
     ------
-    Partitioned
+    PartitionedFit
     """
-    rows, units = merged(x, y, weights)
-    recipe = recipe.sharing(jobs_at_once(n_jobs))
+    rows, units = merge_rows(x, y, weights)
+    recipe = recipe.share_memory(jobs_at_once(n_jobs))
     grown = grow(
         torch.from_numpy(rows[0]),
         max_leaf_size=max_leaf_size,
@@ -1004,7 +979,7 @@ def fit_partitioned(
     validation: Validation | None = None,
     clock: Clock | None = None,
     **options: Any,
-) -> Partitioned:
+) -> PartitionedFit:
     """Return the best, or the last, of :func:`partitioned_iterations`.
 
     Parameters
@@ -1014,30 +989,16 @@ def fit_partitioned(
     validation : Validation, optional
         By which the best iteration is picked; the first of equals.
     clock : Clock, optional
-        An iteration is begun only if it would end in time; the first always is.
-
-    Returns
-    -------
-    Partitioned
     """
-    pace, scores = Pace((clock or Clock()).budget()), []
-    best: tuple[float, Partitioned] | None = None
-    cut_short = False
-    steps = partitioned_iterations(
+    fits = partitioned_iterations(
         x, y, weights, recipe=recipe, max_leaf_size=max_leaf_size, **options
     )
-    for index, found in enumerate(steps):
-        worth = float(index)
-        if validation is not None:
-            worth = validation(found.machine(device=recipe.device))
-            scores.append(worth)
-        if best is None or worth > best[0]:
-            best = worth, found
-        cut_short = not pace.another() and index < recipe.n_iter
-        if cut_short:
-            break
-    steps.close()
-    if best is None:
-        raise RuntimeError("no iteration was made")
-    report = replace(best[1].report, scores=tuple(scores), cut_short=cut_short)
-    return replace(best[1], report=report)
+
+    def steps() -> Iterator[tuple[int, Callable[[], Any], Callable[[], Any]]]:
+        for index, fit in enumerate(fits):
+            machine = partial(fit.machine, device=recipe.device)
+            yield index, machine, lambda fit=fit: fit
+
+    best = best_iteration(steps(), recipe.n_iter, validation=validation, clock=clock)
+    fits.close()
+    return best

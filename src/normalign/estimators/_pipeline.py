@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
 from typing import Any, Self
@@ -16,12 +15,11 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.metadata_routing import MetadataRouter
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from normalign._errors import complaint, describe, require, require_kind
+from normalign._errors import complaint, describe, require
 from normalign.estimators._inputs import (
     as_numpy,
-    callers_level,
     category_type,
-    filled,
+    fill_objects,
     first_date,
     in_pandas,
     is_missing,
@@ -31,6 +29,7 @@ from normalign.estimators._inputs import (
     require_dense,
     text_of,
     type_kind,
+    warn_caller,
 )
 
 _CALLEE = "make_tabular_pipeline"
@@ -46,7 +45,7 @@ def make_tabular_pipeline(
 ) -> Pipeline:
     """Return a pipeline that takes a table as it is to an estimator.
 
-    Numeric columns (pandas' nullable ones too) have missing values filled by the
+    Numeric columns (pandas' nullable ones too) have missing values fill_objects by the
     median and are scaled to unit variance. Texts, categories, objects and booleans
     become one indicator column per category; missing is a category, and one that was
     not there in ``fit`` gets zeros (or the rare ones' column, if there is one); there
@@ -93,24 +92,32 @@ def make_tabular_pipeline(
     array([[0., 1., 0.],
            [0., 0., 1.]])
     """
-    require_kind(
-        hasattr(estimator, "fit") and not isinstance(estimator, type), _CALLEE,
-        "estimator", "an estimator", estimator, "Pass an instance, not its class.",
-    )  # fmt: skip
-    require_kind(
-        isinstance(max_categories, Integral), _CALLEE, "max_categories", "an integer",
-        repr(max_categories),
-    )  # fmt: skip
-    require(max_categories > 1, _CALLEE, "max_categories", "2 or more", max_categories)
-    require_kind(
-        isinstance(categorical, Iterable) and not isinstance(categorical, str | bytes),
-        _CALLEE, "categorical", "a sequence of columns", repr(categorical),
-        "Put the name in a list; () is for none.",
-    )  # fmt: skip
-    require_kind(
-        isinstance(missing_indicator, bool | np.bool_), _CALLEE, "missing_indicator",
-        "True or False", describe(missing_indicator),
-    )  # fmt: skip
+    if not (hasattr(estimator, "fit") and (not isinstance(estimator, type))):
+        raise TypeError(
+            f"{_CALLEE}: estimator must be an estimator, got "
+            f"{describe(estimator)}. Pass an instance, not its class."
+        )
+    if not isinstance(max_categories, Integral):
+        raise TypeError(
+            f"{_CALLEE}: max_categories must be an integer, got {max_categories!r}."
+        )
+    if max_categories <= 1:
+        raise ValueError(
+            f"{_CALLEE}: max_categories must be 2 or more, got "
+            f"{describe(max_categories)}."
+        )
+    if not (
+        isinstance(categorical, Iterable) and (not isinstance(categorical, str | bytes))
+    ):
+        raise TypeError(
+            f"{_CALLEE}: categorical must be a sequence of columns, got "
+            f"{categorical!r}. Put the name in a list; () is for none."
+        )
+    if not isinstance(missing_indicator, bool | np.bool_):
+        raise TypeError(
+            f"{_CALLEE}: missing_indicator must be True or False, got "
+            f"{describe(missing_indicator)}."
+        )
     numbers = make_pipeline(
         Numbers(),
         SimpleImputer(
@@ -154,7 +161,7 @@ class TableColumns(ColumnTransformer):
 
     def fit_transform(self, X: Any, y: Any = None, **params: Any) -> Any:
         """Fit all transformers, and put what they make of the table side by side."""
-        table = _entered(X)
+        table = _as_table(X)
         made = super().fit_transform(table, y, **params)
         self.names_ = _names(table)
         for _, steps, chosen in self.transformers_:
@@ -166,7 +173,7 @@ class TableColumns(ColumnTransformer):
     def transform(self, X: Any, **params: Any) -> Any:
         """Put what the transformers make of a table side by side."""
         check_is_fitted(self)
-        table = _entered(X)
+        table = _as_table(X)
         self._require_columns_of_fit(table)
         return super().transform(table, **params)
 
@@ -199,24 +206,26 @@ class TableColumns(ColumnTransformer):
         rule, names = "a table with the columns of fit", _names(X)
         if hasattr(self, "feature_names_in_"):
             missing = [name for name in self.names_ if name not in names]
-            require(
-                not missing, _CALLEE, "X", rule,
-                f"one without {missing}" if names else "one without names",
-                "Columns are found by their names, in any order.",
-            )  # fmt: skip
+            if missing:
+                raise ValueError(
+                    f"{_CALLEE}: X must be {rule}, got "
+                    f"{f'one without {missing}' if names else 'one without names'}. "
+                    "Columns are found by their names, in any order."
+                )
             return
         width, known = np.shape(X)[1], self.n_features_in_
         # the second sentence is the one that scikit-learn's users know
-        require(
-            width == known, _CALLEE, "X", f"a table of {known} columns, as in fit",
-            f"one of {width}", f"X has {width} features, but {type(self).__name__} is "
-            f"expecting {known} features as input.",
-        )  # fmt: skip
-        require(
-            not (names and self.names_) or names == self.names_, _CALLEE, "X",
-            f"{rule}, in their order", f"one with {_some(names)}",
-            "Only names that are texts are found in any order.",
-        )  # fmt: skip
+        if width != known:
+            raise ValueError(
+                f"{_CALLEE}: X must be a table of {known} columns, as in fit, got "
+                f"one of {width}. X has {width} features, but "
+                f"{type(self).__name__} is expecting {known} features as input."
+            )
+        if names and self.names_ and names != self.names_:
+            raise ValueError(
+                f"{_CALLEE}: X must be {rule}, in their order, got one with "
+                f"{_some(names)}. Only names that are texts are found in any order."
+            )
 
     def get_metadata_routing(self) -> MetadataRouter:
         """Weights and the like are for the machine alone.
@@ -236,7 +245,7 @@ def _some(names: list[str]) -> str:
     return str(names) if len(names) <= 8 else f"{names[:8]} and more"
 
 
-def _entered(X: Any) -> Any:
+def _as_table(X: Any) -> Any:
     """A table that ``ColumnTransformer`` can take columns of: a frame, or an array."""
     refuse_records(_CALLEE, X)
     X = in_pandas(_CALLEE, X)
@@ -278,30 +287,33 @@ def _require_rows(X: Any, shape: tuple[int, ...] | None) -> None:
         remedy = "Give it a list of equal length for each row."
     require(len(shape) == 2, _CALLEE, "X", rule, f"a {name} of shape {shape}", remedy)
     empty = "sample(s)" if shape[0] == 0 else "feature(s)"
-    require(
-        0 not in shape, _CALLEE, "X", rule, f"a {name} of shape {shape}",
-        f"Found array with 0 {empty}.",
-    )  # fmt: skip
+    if 0 in shape:
+        raise ValueError(
+            f"{_CALLEE}: X must be {rule}, got a {name} of shape {shape}. Found "
+            f"array with 0 {empty}."
+        )
 
 
 def _require_names(columns: Any) -> None:
     levels = getattr(columns, "nlevels", 1)
-    require(
-        levels == 1, _CALLEE, "X", "a table with one name for each column",
-        f"a MultiIndex of {levels} levels",
-        'Join them: X.columns = ["_".join(map(str, name)) for name in X.columns].',
-    )  # fmt: skip
+    if levels != 1:
+        raise ValueError(
+            f"{_CALLEE}: X must be a table with one name for each column, got a "
+            f"MultiIndex of {levels} levels. Join them: X.columns = "
+            '["_".join(map(str, name)) for name in X.columns].'
+        )
     again = list(columns[columns.duplicated()])
-    require(
-        not again, _CALLEE, "X", "a table of columns with different names",
-        f"{again} more than once",
-    )  # fmt: skip
+    if again:
+        raise ValueError(
+            f"{_CALLEE}: X must be a table of columns with different names, got "
+            f"{again} more than once."
+        )
     texts = [isinstance(name, str) for name in columns]
-    require(
-        all(texts) or not any(texts), _CALLEE, "X",
-        "a table of columns whose names are all texts, or none",
-        "both", "Make them texts: X.columns = X.columns.astype(str).",
-    )  # fmt: skip
+    if not all(texts) and any(texts):
+        raise ValueError(
+            f"{_CALLEE}: X must be a table of columns whose names are all texts, "
+            "or none, got both. Make them texts: X.columns = X.columns.astype(str)."
+        )
 
 
 class ColumnsOfKind:
@@ -330,9 +342,10 @@ class ColumnsOfKind:
         """
         names = [name for name, _, _ in _columns(X)]
         unknown = [name for name in self.categorical if name not in names]
-        require(
-            not unknown, _CALLEE, "categorical", "columns of the table", repr(unknown)
-        )
+        if unknown:
+            raise ValueError(
+                f"{_CALLEE}: categorical must be columns of the table, got {unknown!r}."
+            )
         by_name = all(isinstance(name, str) for name in names)
         return [
             name if by_name else place
@@ -352,17 +365,19 @@ class ColumnsOfKind:
 def _refuse_dates(name: Any, values: Iterable[Any]) -> None:
     """Complain of texts that are all dates: each would be a category of its own."""
     date = first_date(values)
-    require(
-        date is None, _CALLEE, f"column {name!r}",
-        "of numbers, booleans, texts or categories", f"dates as texts, as {date!r}",
-        f"Parse them, pandas.to_datetime(X[{name!r}]), and turn them into numbers (.dt"
-        f".year, days since ...); categorical=[{name!r}] keeps them as codes.",
-    )  # fmt: skip
+    if date is not None:
+        raise ValueError(
+            f"{_CALLEE}: column {name!r} must be of numbers, booleans, texts or "
+            f"categories, got dates as texts, as {date!r}. Parse them, "
+            f"pandas.to_datetime(X[{name!r}]), and turn them into numbers "
+            f"(.dt.year, days since ...); categorical=[{name!r}] keeps them as "
+            "codes."
+        )
 
 
 def _kinds(name: Any, dtype: Any, values: Iterable[Any]) -> set[str]:
     """What a column holds; dates and complex numbers have no place here."""
-    kinds = _found(dtype, values)
+    kinds = _column_kinds(dtype, values)
     strange = kinds & {"date", "complex"}
     if not strange:
         return kinds
@@ -378,7 +393,7 @@ def _kinds(name: Any, dtype: Any, values: Iterable[Any]) -> set[str]:
     )  # fmt: skip
 
 
-def _found(dtype: Any, values: Iterable[Any]) -> set[str]:
+def _column_kinds(dtype: Any, values: Iterable[Any]) -> set[str]:
     """What a column holds; that of objects is told by their values."""
     letter = getattr(dtype, "kind", "O")
     for letters, kind in (
@@ -499,7 +514,7 @@ def _names_of(step: Any, block: Any) -> list[Any]:
 
 def _warn(name: Any, rule: str, got: str, remedy: str) -> None:
     text = complaint(_CALLEE, f"column {name!r}", rule, got, remedy)
-    warnings.warn(text, UserWarning, stacklevel=callers_level())
+    warn_caller(text)
 
 
 def as_floats(block: Any, *, names: Sequence[Any] = ()) -> np.ndarray:
@@ -527,23 +542,22 @@ def as_floats(block: Any, *, names: Sequence[Any] = ()) -> np.ndarray:
         floats = _floats(block)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            complaint(
-                _CALLEE, "X", "numbers in the columns that were numbers in fit",
-                f"a value that is none ({error})", "Missing numbers are None or NaN.",
-            )
-        ) from error  # fmt: skip
+            f"{_CALLEE}: X must be numbers in the columns that were numbers in "
+            f"fit, got a value that is none ({error}). Missing numbers are None or "
+            "NaN."
+        ) from error
     infinite = np.isinf(floats)
     where = list(np.array(columns, dtype=object)[infinite.any(axis=0)])
-    require(
-        not infinite.any(), _CALLEE, "X", "without infinite numbers",
-        f"inf in {infinite.sum()} places, in {where}",
-        "Pass NaN for what is not known.",
-    )  # fmt: skip
+    if infinite.any():
+        raise ValueError(
+            f"{_CALLEE}: X must be without infinite numbers, got inf in "
+            f"{infinite.sum()} places, in {where}. Pass NaN for what is not known."
+        )
     return floats
 
 
 def _floats(block: Any) -> np.ndarray:
-    values = filled(as_numpy(block))
+    values = fill_objects(as_numpy(block))
     if hasattr(values, "iloc"):
         return values.to_numpy(dtype=np.float64, na_value=np.nan)
     return np.asarray(values, dtype=np.float64)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from scipy.spatial.distance import pdist
 
-from normalign._errors import complaint, describe, require
+from normalign._errors import describe
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -39,12 +39,12 @@ _SIZES = (1e-200, 1e300)
 _FAR = {torch.float32: 1e15, torch.float64: 1e150}
 
 
-def farthest(dtype: torch.dtype, bandwidth: float) -> float:
+def clip_limit(dtype: torch.dtype, bandwidth: float) -> float:
     """Where, in a frame, a kernel of that bandwidth there is zero, and a number.
 
     Examples
     --------
-    >>> farthest(torch.float32, 5.0), farthest(torch.float32, 0.5)
+    >>> clip_limit(torch.float32, 5.0), clip_limit(torch.float32, 0.5)
     (1000000000000000.0, 500000000000000.0)
     """
     return _FAR[dtype] * min(bandwidth, 1.0)
@@ -66,7 +66,7 @@ def power_of_two(size: float) -> float:
 
 
 @dataclass(frozen=True)
-class Frame:
+class Scaling:
     r"""A table's middle and spread: :math:`x \mapsto (x - m) / u`.
 
     The median of each column, which no outlier moves, and one power of two for all, so
@@ -80,7 +80,7 @@ class Frame:
 
     Examples
     --------
-    >>> frame = Frame.around(np.array([[1.0, 0.0], [3.0, 8.0]]))
+    >>> frame = Scaling.of(np.array([[1.0, 0.0], [3.0, 8.0]]))
     >>> frame.location, frame.unit
     (array([1., 0.]), 8.0)
     """
@@ -89,7 +89,7 @@ class Frame:
     unit: float
 
     @classmethod
-    def around(cls, table: np.ndarray, weights: np.ndarray | None = None) -> Frame:
+    def of(cls, table: np.ndarray, weights: np.ndarray | None = None) -> Scaling:
         """The frame in which a table lies in ``[-1, 1]``.
 
         Its origin is the lower median of each column; weights act as repetitions.
@@ -104,13 +104,13 @@ class Frame:
 
     def require_size(self, callee: str) -> None:
         """Complain if bandwidths and derivatives could not be told in these units."""
-        require(
-            _SIZES[0] < self.unit < _SIZES[1], callee, "X",
-            f"spread over {_SIZES[0]:g} to {_SIZES[1]:g}", f"{self.unit:.1g}",
-            "Scale the columns (StandardScaler).",
-        )  # fmt: skip
+        if not (_SIZES[0] < self.unit < _SIZES[1]):
+            raise ValueError(
+                f"{callee}: X must be spread over {_SIZES[0]:g} to {_SIZES[1]:g}, "
+                f"got {self.unit:.1g}. Scale the columns (StandardScaler)."
+            )
 
-    def enter(
+    def apply(
         self, table: np.ndarray, dtype: torch.dtype, *, bandwidth: float = 1.0
     ) -> np.ndarray:
         """The table in this frame; rows too far to matter come nearer, but not near.
@@ -122,7 +122,7 @@ class Frame:
         with np.errstate(over="ignore", invalid="ignore"):
             inside = np.subtract(table, self.location, dtype=np.float64)
             inside /= self.unit
-        far = farthest(dtype, bandwidth)
+        far = clip_limit(dtype, bandwidth)
         np.minimum(inside, far, out=inside)
         np.maximum(inside, -far, out=inside)
         return inside.astype(str(dtype).removeprefix("torch."), copy=False)
@@ -207,7 +207,7 @@ def _sample(inside: np.ndarray) -> np.ndarray:
     return inside[np.linspace(0, len(inside) - 1, _SAMPLE).astype(int)]
 
 
-def chosen_dtype(
+def select_dtype(
     callee: str,
     name: str,
     n: int,
@@ -231,11 +231,12 @@ def chosen_dtype(
         If the precision asked for, or any, cannot hold the squares of such distances,
         or of such targets.
     """
-    require(
-        noise < math.inf, callee, "X", "on a scale near the bandwidth, without rows "
-        "beside which all others are one", "rows that far away",
-        "Drop outliers, or scale the columns (RobustScaler, QuantileTransformer).",
-    )  # fmt: skip
+    if not noise < math.inf:
+        raise ValueError(
+            f"{callee}: X must be on a scale near the bandwidth, without rows "
+            "beside which all others are one, got rows that far away. Drop "
+            "outliers, or scale the columns (RobustScaler, QuantileTransformer)."
+        )
     enough = [dtype for dtype, limit in _SPREADS.items() if 1 / limit < spread < limit]
     wanted = DTYPES.get(name)
     if wanted is None and enough:
@@ -244,23 +245,21 @@ def chosen_dtype(
         wanted = torch.float64 if precise else torch.float32
     if wanted is None or wanted not in enough:
         raise ValueError(
-            complaint(
-                callee, "X", "on a scale near the bandwidth",
-                f"columns that spread over {spread:.1g} bandwidths",
-                "Scale the columns (StandardScaler), or set bandwidth to their spread.",
-            )
-        )  # fmt: skip
-    require(
-        target_share >= _TARGET_SHARES[wanted], callee, "y",
-        f"columns within {1 / _TARGET_SHARES[wanted]:.0e} of each other in size for "
-        f"{str(wanted).removeprefix('torch.')}",
-        f"one of {target_share:.0e} of another",
-        'Scale the targets, or fit each alone; dtype="float64" holds more.',
-    )  # fmt: skip
+            f"{callee}: X must be on a scale near the bandwidth, got columns that "
+            f"spread over {spread:.1g} bandwidths. Scale the columns "
+            "(StandardScaler), or set bandwidth to their spread."
+        )
+    if not target_share >= _TARGET_SHARES[wanted]:
+        raise ValueError(
+            f"{callee}: y must be columns within {1 / _TARGET_SHARES[wanted]:.0e} "
+            f"of each other in size for {str(wanted).removeprefix('torch.')}, got "
+            f"one of {target_share:.0e} of another. Scale the targets, or fit each "
+            'alone; dtype="float64" holds more.'
+        )
     return wanted
 
 
-def chosen_device(callee: str, name: Any, n: int, *, given: Any = None) -> torch.device:
+def select_device(callee: str, name: Any, n: int, *, given: Any = None) -> torch.device:
     """The device for n rows: as named, where the table is, or where it pays.
 
     Parameters
@@ -287,10 +286,13 @@ def chosen_device(callee: str, name: Any, n: int, *, given: Any = None) -> torch
         torch.empty(0, device=device)
     except _NO_DEVICE as error:
         rule = '"auto" or a device of torch that is here'
-        raise ValueError(complaint(callee, "device", rule, describe(name))) from error
-    require(
-        device.type != "meta", callee, "device", "a device that computes", repr(name)
-    )
+        raise ValueError(
+            f"{callee}: device must be {rule}, got {describe(name)}."
+        ) from error
+    if device.type == "meta":
+        raise ValueError(
+            f"{callee}: device must be a device that computes, got {name!r}."
+        )
     return device
 
 
@@ -300,24 +302,24 @@ _APART = 1e-9
 
 
 @dataclass(frozen=True)
-class Look:
+class DistanceSample:
     """A quick look at how far some rows are apart, which most tables need no more than.
 
     Parameters
     ----------
-    some : ndarray of shape (m, d)
+    rows : ndarray of shape (m, d)
         At most 32 rows, in their frame.
     squares : tuple of float
         Squared distances of pairs (a row and itself among them): above a twentieth, a
         quarter and three quarters of all. They are right to about 1e-15.
     """
 
-    some: np.ndarray
+    rows: np.ndarray
     squares: tuple[float, float, float]
 
     @classmethod
-    def at(cls, inside: np.ndarray) -> Look:
-        """Look at rows evenly drawn from a table."""
+    def of(cls, inside: np.ndarray) -> DistanceSample:
+        """DistanceSample at rows evenly drawn from a table."""
         some = inside[:: max(-(-len(inside) // _LOOK_ROWS), 1)]
         gram = some @ some.T
         norms = gram.diagonal()
@@ -326,11 +328,11 @@ class Look:
         few, quarter, most = np.partition(squares, places)[places].tolist()
         return cls(some, (few, quarter, most))
 
-    def differs(self) -> bool:
+    def are_distinct(self) -> bool:
         """Whether surely most pairs of rows are apart."""
         return self.squares[1] > _APART
 
-    def lies_within(self, least: float, most: float) -> bool:
+    def are_within(self, least: float, most: float) -> bool:
         """Whether surely the middle half of all distances is, in any metric of trace d.
 
         Of such a metric no direction has more than d. The lower end is that of the
@@ -338,4 +340,4 @@ class Look:
         """
         _, low, high = self.squares
         # squares of numbers up to two are right to a thousandth of the lowest here
-        return max(least**2, _APART) < low and high * self.some.shape[1] < most**2
+        return max(least**2, _APART) < low and high * self.rows.shape[1] < most**2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, replace
@@ -20,43 +19,45 @@ from sklearn.model_selection import check_cv
 from sklearn.utils import check_random_state
 from tqdm import tqdm
 
-from normalign._errors import as_float, complaint, describe, require, require_kind
+from normalign._errors import as_float, complaint, describe
 from normalign.estimators._fit import (
     CALIBRATION_ROWS,
-    Clock,
-    Pace,
     Problem,
     Score,
-    WholeFit,
-    jobs_at_once,
-    kept,
-    left_out,
-    memory_share,
-    parallel,
-    require_memory,
-    shared_threads,
+    SingleFit,
+    leave_one_out,
+    select_rows,
+    single_fit,
     two_seeds,
 )
 from normalign.estimators._inputs import (
-    Answers,
     Origin,
-    callers_level,
+    Targets,
+    check_features,
     check_parameters,
-    checked_features,
-    checked_weights,
+    check_weights,
     in_pandas,
     plain_labels,
     plain_numbers,
     side_by_side,
     split_blocks,
+    warn_caller,
 )
-from normalign.estimators._partition import Partitioned, partitioned_iterations
+from normalign.estimators._jobs import (
+    Clock,
+    Pace,
+    jobs_at_once,
+    memory_share,
+    parallel,
+    shared_threads,
+)
+from normalign.estimators._partition import PartitionedFit, partitioned_iterations
 from normalign.estimators._predict import machine_bandwidth
 from normalign.estimators._rfm import (
     RFAMClassifier,
     RFAMRegressor,
+    report_own_name,
     unchanged_on_failure,
-    under_its_own_name,
 )
 from normalign.kernels.system import RidgeTooSmall
 
@@ -105,7 +106,7 @@ def shuffled_folds(
     [2, 2]
     """
     owner = np.empty(n, dtype=int)
-    owner[_shuffled(n, groups, seed)] = np.arange(n) % n_folds
+    owner[_shuffle(n, groups, seed)] = np.arange(n) % n_folds
     return [
         (np.flatnonzero(owner != fold), np.flatnonzero(owner == fold))
         for fold in range(n_folds)
@@ -136,11 +137,11 @@ def shuffled_split(
     count = min(max(round(share * n), 1), n - 1)
     places = np.floor((np.arange(count) + 0.5) * n / count).astype(int)
     apart = np.zeros(n, dtype=bool)
-    apart[_shuffled(n, groups, seed)[places]] = True
+    apart[_shuffle(n, groups, seed)[places]] = True
     return np.flatnonzero(~apart), np.flatnonzero(apart)
 
 
-def _shuffled(n: int, groups: np.ndarray | None, seed: int) -> np.ndarray:
+def _shuffle(n: int, groups: np.ndarray | None, seed: int) -> np.ndarray:
     """Rows at random, group after group."""
     order = np.random.default_rng(seed).permutation(n)
     if groups is None:
@@ -148,12 +149,12 @@ def _shuffled(n: int, groups: np.ndarray | None, seed: int) -> np.ndarray:
     return order[np.argsort(groups[order], kind="stable")]
 
 
-def chosen_splits(
+def select_splits(
     callee: str,
     cv: Any,
     given: tuple[Any, Any],
     alive: np.ndarray,
-    answers: Answers,
+    targets: Targets,
     seed: int,
 ) -> list[Split]:
     """Rows to fit and to score on, counted among the rows of positive weight.
@@ -170,7 +171,7 @@ def chosen_splits(
         All rows, for a splitter to look at.
     alive : array of int
         Rows of positive weight.
-    answers : Answers
+    targets : Targets
         Of the rows of positive weight.
     seed : int
 
@@ -179,23 +180,24 @@ def chosen_splits(
     TypeError, ValueError
         If cv is not one of these, cannot divide these rows, or no part is left.
     """
-    labels = None if answers.codes is None else _combinations(answers.codes)
+    labels = None if targets.codes is None else _combinations(targets.codes)
     cv = _FOLDS if cv is None else cv
     whole = isinstance(cv, Integral)
     if isinstance(cv, Real) and not isinstance(cv, bool):
         number = as_float(cv)
-        require(
-            number >= 2 if whole else 0 < number < 1, callee, "cv",
-            "at least 2 folds, a share between 0 and 1, or a splitter", cv,
-        )  # fmt: skip
+        if not (number >= 2 if whole else 0 < number < 1):
+            raise ValueError(
+                f"{callee}: cv must be at least 2 folds, a share between 0 and 1, "
+                f"or a splitter, got {describe(cv)}."
+            )
         settings = {"n": len(alive), "groups": labels, "seed": seed}
         if whole:
             splits = shuffled_folds(int(min(number, len(alive))), **settings)
         else:
             splits = [shuffled_split(number, **settings)]
     else:
-        splits = _given_splits(callee, cv, given, alive, answers)
-    codes = answers.codes
+        splits = _given_splits(callee, cv, given, alive, targets)
+    codes = targets.codes
     usable = [
         (train, test)
         for train, test in splits
@@ -203,11 +205,11 @@ def chosen_splits(
         and len(train)
         and (codes is None or all(np.ptp(column[train]) for column in codes.T))
     ]
-    require(
-        len(usable) > 0, callee, "cv",
-        "such that rows of two classes, or any, are left to fit and to score on",
-        f"{len(splits)} splits without",
-    )  # fmt: skip
+    if not usable:
+        raise ValueError(
+            f"{callee}: cv must be such that rows of two classes, or any, are left "
+            f"to fit and to score on, got {len(splits)} splits without."
+        )
     return usable
 
 
@@ -218,19 +220,20 @@ def _combinations(codes: np.ndarray) -> np.ndarray:
 
 
 def _given_splits(
-    callee: str, cv: Any, given: tuple[Any, Any], alive: np.ndarray, answers: Answers
+    callee: str, cv: Any, given: tuple[Any, Any], alive: np.ndarray, targets: Targets
 ) -> list[Split]:
     rule = "a number of folds, a share, a splitter or a list of splits"
-    require_kind(
-        not isinstance(cv, Iterator), callee, "cv", rule, f"a {type(cv).__name__}",
-        "It can be read only once, and would be empty in a second fit: pass list(cv).",
-    )  # fmt: skip
+    if isinstance(cv, Iterator):
+        raise TypeError(
+            f"{callee}: cv must be {rule}, got a {type(cv).__name__}. It can be "
+            "read only once, and would be empty in a second fit: pass list(cv)."
+        )
     try:
         splitter: Any = check_cv(cv)
     except (TypeError, ValueError) as error:
-        raise ValueError(complaint(callee, "cv", rule, describe(cv))) from error
+        raise ValueError(f"{callee}: cv must be {rule}, got {describe(cv)}.") from error
     table, y = given
-    n, shown = len(table), _shown(callee, y, answers)
+    n, shown = len(table), _splitter_targets(callee, y, targets)
     try:
         divided = [
             (np.asarray(train), np.asarray(test))
@@ -239,7 +242,7 @@ def _given_splits(
     except Exception as error:  # a splitter is the caller's code
         kind = TypeError if isinstance(error, TypeError) else ValueError
         rule = "a splitter, or splits, by which these rows can be divided"
-        said = f"one that says: {words_of(error)}"
+        said = f"one that says: {error_text(error)}"
         remedy = "For groups pass the list of splits." if "group" in said else ""
         raise kind(complaint(callee, "cv", rule, said, remedy)) from error
     place = np.full(n, -1)
@@ -251,12 +254,12 @@ def _given_splits(
     return splits
 
 
-def words_of(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """What an error of the caller's own code says; one of few words by its name, too.
 
     Examples
     --------
-    >>> words_of(KeyError("price")), words_of(ValueError("Too few rows."))
+    >>> error_text(KeyError("price")), error_text(ValueError("Too few rows."))
     ("KeyError: 'price'", 'Too few rows')
     """
     text = str(error).rstrip(".")
@@ -265,16 +268,16 @@ def words_of(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _shown(callee: str, y: Any, answers: Answers) -> np.ndarray:
-    """Answers of all rows, as a splitter sees them.
+def _splitter_targets(callee: str, y: Any, targets: Targets) -> np.ndarray:
+    """Targets of all rows, as a splitter sees them.
 
     Several label columns are numbered by their combinations, so that what stratifies
     by one column stratifies by them.
     """
-    if answers.codes is None:
+    if targets.codes is None:
         return plain_numbers(callee, y)
     labels = plain_labels(callee, y)
-    if answers.flat:
+    if targets.flat:
         return labels.ravel()
     codes = [np.unique(column, return_inverse=True)[1] for column in labels.T]
     return _combinations(np.stack(codes, axis=1))
@@ -286,13 +289,16 @@ def _row_numbers(callee: str, rows: np.ndarray, n: int) -> np.ndarray:
         rows = np.flatnonzero(rows)
     rule = f"splits with row numbers below {n} on both sides"
     # an empty list is one of floats to numpy, but not of a wrong kind
-    require_kind(
-        rows.size == 0 or rows.dtype.kind in "iu", callee, "cv", rule, rows,
-        "Pass integers, or a mask of all rows.",
-    )  # fmt: skip
-    require(rows.ndim == 1 and rows.size > 0, callee, "cv", rule, rows)
+    if rows.size != 0 and rows.dtype.kind not in "iu":
+        raise TypeError(
+            f"{callee}: cv must be {rule}, got {describe(rows)}. Pass integers, or "
+            "a mask of all rows."
+        )
+    if rows.ndim != 1 or rows.size == 0:
+        raise ValueError(f"{callee}: cv must be {rule}, got {describe(rows)}.")
     least, most = int(rows.min()), int(rows.max())
-    require(-n <= least and most < n, callee, "cv", rule, f"rows {least} to {most}")
+    if -n > least or most >= n:
+        raise ValueError(f"{callee}: cv must be {rule}, got rows {least} to {most}.")
     return rows
 
 
@@ -324,14 +330,14 @@ _RegressorAtIteration.__name__ = RFAMRegressor.__name__
 
 
 class Step(NamedTuple):
-    """A machine of the recursion, how it would be kept, and rows left out of it."""
+    """A machine of the recursion, how it would be used, and rows left out of it."""
 
     machine: Any
-    fit: Callable[[], WholeFit | Partitioned]
+    fit: Callable[[], SingleFit | PartitionedFit]
     left_out: Callable[[], Any]
 
 
-class UsualScore:
+class DefaultScore:
     """Accuracy, or R squared."""
 
     def __init__(self, fold: Fold, problem: Problem) -> None:
@@ -340,13 +346,13 @@ class UsualScore:
         self.truth = y.reshape(len(y), -1)
         self.unit = None if problem.sizes else _deviation(fold).reshape(-1)
         if problem.sizes:
-            self.truth = _codes(problem.answers.classes, self.truth)
+            self.truth = _codes(problem.targets.classes, self.truth)
 
     def __call__(self, step: Step) -> float:
         """The score of a machine."""
         problem, machine = self.problem, step.machine
         bandwidth = machine_bandwidth(machine)
-        inside = problem.frame.enter(self.x, machine.dtype, bandwidth=bandwidth)
+        inside = problem.scaling.apply(self.x, machine.dtype, bandwidth=bandwidth)
         outputs = machine(torch.as_tensor(inside, device=machine.device))
         found = outputs.cpu().double().numpy() * problem.target_unit + problem.intercept
         if self.unit is None:
@@ -369,7 +375,7 @@ def _codes(classes: Sequence[np.ndarray], labels: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class OnCopies:
+class ScorerOnCopies:
     """A caller's own scorer: what it writes to must not be the next candidate's."""
 
     scorer: Callable[..., Any]
@@ -380,7 +386,7 @@ class OnCopies:
         return self.scorer(estimator, X.copy(), y.copy(), **copies)
 
 
-class AskedScore:
+class CustomScore:
     """What a caller's own scorer says of a machine."""
 
     def __init__(
@@ -396,20 +402,20 @@ class AskedScore:
         kind: Any = _ClassifierAtIteration if problem.sizes else _RegressorAtIteration
         self.view = kind(**parameters)
         table, y, _ = fold.train
-        self.view._answers(y, len(table), None)
+        self.view._targets(y, len(table), None)
         self.view.n_features_in_ = table.shape[1]
         if fold.shown is not None:  # with names of columns
-            checked_features(self.view, fold.shown, reset=True)
+            check_features(self.view, fold.shown, reset=True)
 
     def __call__(self, step: Step) -> float:
         """The score of a machine."""
         view, problem = copy(self.view), self.problem
         fit = step.fit()
         view.set_params(n_iter=fit.report.n_iter)
-        view._keep(problem, fit)
+        view._store(problem, fit)
         view._machine = [(step.machine, problem.target_unit)]
         if problem.sizes:
-            view._left_out = lambda: problem.answered(step.left_out())
+            view._left_out = lambda: problem.in_caller_units(step.left_out())
         x, y, weights = self.fold.test
         more = {} if weights is None else {"sample_weight": weights}
         shown = x if self.fold.shown is None else self.fold.shown
@@ -432,7 +438,7 @@ class AskedScore:
                 "split: take fewer folds, or merge rare classes."
             )
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        said = f"one that says: {words_of(error)}"
+        said = f"one that says: {error_text(error)}"
         return kind(complaint(self.callee, "scoring", rule, said, remedy))
 
 
@@ -519,12 +525,12 @@ def rounds_left(job: int, n_folds: int, n_jobs: int) -> int:
 
 
 @lru_cache(maxsize=16)
-def _named(kind: type, name: str) -> Any:
+def _subclass(kind: type, name: str) -> Any:
     """A machine that complains under a name that the caller knows."""
     return type(name, (kind,), {})
 
 
-def scored_trajectory(job: TrajectoryJob) -> Trajectory:
+def score_trajectory(job: TrajectoryJob) -> Trajectory:
     """Run the recursion of a plain estimator on a fold and score every iteration.
 
     The machines are those that fresh fits with ``n_iter`` of 0, 1, ... would make: the
@@ -538,14 +544,14 @@ def scored_trajectory(job: TrajectoryJob) -> Trajectory:
             return Trajectory(scores, seconds)
         pace = Pace(budget)
         kind = RFAMClassifier if job.classes else RFAMRegressor
-        plain = _named(kind, job.callee)(**job.parameters)
+        plain = _subclass(kind, job.callee)(**job.parameters)
         table, y, weights = job.fold.train
-        answers = plain._answers(y, len(table), None)
-        problem = plain._problem(table, answers, weights, Origin())
+        targets = plain._targets(y, len(table), None)
+        problem = plain._problem(table, targets, weights, Origin())
         if job.scorer is None:
-            judge = UsualScore(job.fold, problem)
+            judge = DefaultScore(job.fold, problem)
         else:
-            judge = AskedScore(
+            judge = CustomScore(
                 job.fold, problem, job.scorer, job.parameters, job.callee
             )
         try:
@@ -562,15 +568,15 @@ def scored_trajectory(job: TrajectoryJob) -> Trajectory:
 def _steps(plain: Any, problem: Problem) -> Iterator[Step]:
     """The machines of all iterations on a problem, whole or in parts."""
     recipe, (_, seed) = plain._recipe(problem), two_seeds(plain.random_state)
-    x, y, weights = problem.inside, problem.targets(), problem.weights
+    x, y, weights = problem.scaled, problem.scaled_targets(), problem.weights
     most = plain._leaf_size(problem)
     if most is None:
-        asked = problem.sample(CALIBRATION_ROWS)
+        leave_out = select_rows(problem.n, CALIBRATION_ROWS)
         for iteration in recipe.iterations(x, y, weights, seed):
             yield Step(
                 iteration.machine,
-                partial(kept, iteration),
-                partial(left_out, iteration, asked, y, weights),
+                partial(single_fit, iteration),
+                partial(leave_one_out, iteration, leave_out, y, weights),
             )
         return
     for part in partitioned_iterations(
@@ -606,16 +612,25 @@ def check_candidates(estimator: Any) -> None:
         given: Any = getattr(estimator, name)
         several = isinstance(given, Iterable) and not isinstance(given, _NO_SEQUENCES)
         several = several and getattr(given, "ndim", 1) == 1
-        kind, told = "a sequence of numbers", describe(given)
-        require_kind(several, callee, name, kind, told, "Pass a list.")
+        kind, shown = "a sequence of numbers", describe(given)
+        if not several:
+            raise TypeError(
+                f"{callee}: {name} must be {kind}, got {shown}. Pass a list."
+            )
         values = list(given)
-        require(len(values) > 0, callee, name, "not empty", told)
+        if not values:
+            raise ValueError(f"{callee}: {name} must be not empty, got {shown}.")
         numbers = all(isinstance(v, Real) and not isinstance(v, bool) for v in values)
-        require_kind(numbers, callee, name, kind, told)
+        if not numbers:
+            raise TypeError(f"{callee}: {name} must be {kind}, got {shown}.")
         for value in values:
             number = as_float(value)
             fits = 0 < number < math.inf if name == "ridges" else 0 <= number <= 1
-            require(fits, callee, name, rule, f"{describe(value)} among them")
+            if not fits:
+                raise ValueError(
+                    f"{callee}: {name} must be {rule}, got {describe(value)} among "
+                    "them."
+                )
 
 
 def results_table(
@@ -689,18 +704,17 @@ def check_scores(callee: str, results: dict[str, Any], found: list[Trajectory]) 
     failure = next((one.failure for one in found if one.failure), None)
     if failure and not scored:
         raise failure
-    require(
-        scored, callee, "scoring",
-        "such that a candidate has a score on every split", "NaN for all of them",
-        "Look at what the scorer does with rows of a single split.",
-    )  # fmt: skip
+    if not scored:
+        raise ValueError(
+            f"{callee}: scoring must be such that a candidate has a score on every "
+            "split, got NaN for all of them. Look at what the scorer "
+            "does with rows of a single split."
+        )
     broken = sum((~np.isfinite(one.scores)).sum() for one in found)
     if broken:
-        warnings.warn(
+        warn_caller(
             f"{callee}: {broken} test scores are not finite; a candidate with NaN is "
             "never chosen. See cv_results_.",
-            UserWarning,
-            stacklevel=callers_level(),
         )
 
 
@@ -734,7 +748,7 @@ def best_candidate(results: dict[str, Any]) -> int:
 _SEARCH_SHARE = 0.75
 
 
-class _Selecting:
+class _Search:
     """Search over trajectories, then a plain fit whose state becomes one's own."""
 
     _plain: type
@@ -794,7 +808,7 @@ class _Selecting:
         X : array-like of shape (n, d)
             Numbers, without missing ones: numpy, DataFrame, torch, any array API.
         y : array-like of shape (n,) or (n, o)
-            Answers; several columns are several outputs.
+            Targets; several columns are several outputs.
         sample_weight : array-like of shape (n,), optional
             Weights act as repetitions, in fits and in scores.
 
@@ -812,7 +826,7 @@ class _Selecting:
             clock = Clock.within(limit and _SEARCH_SHARE * float(limit))
             seed = _seed(self.random_state)
             plain = self._fresh(random_state=seed)
-            estimator._forget()
+            estimator._reset()
             folds = self._folds(plain, X, y, sample_weight, seed)
             device = Origin.of(X).device
             if str(device).startswith("cuda") and str(self.device) == "auto":
@@ -860,22 +874,23 @@ class _Selecting:
         self, plain: Any, X: Any, y: Any, sample_weight: Any, seed: int
     ) -> list[Fold]:
         callee = type(self).__name__
-        table = checked_features(self, X, reset=True)
-        weights = checked_weights(callee, sample_weight, len(table))
-        kept = None if weights is None else weights > 0
-        answers = plain._answers(y, len(table), kept)
-        alive = np.arange(len(table)) if kept is None else np.flatnonzero(kept)
-        require(
-            len(alive) > 1, callee, "X", "of at least two rows to be divided",
-            f"{len(alive)} sample",
-        )  # fmt: skip
+        table = check_features(self, X, reset=True)
+        weights = check_weights(callee, sample_weight, len(table))
+        used = None if weights is None else weights > 0
+        targets = plain._targets(y, len(table), used)
+        alive = np.arange(len(table)) if used is None else np.flatnonzero(used)
+        if len(alive) <= 1:
+            raise ValueError(
+                f"{callee}: X must be of at least two rows to be divided, got "
+                f"{len(alive)} sample."
+            )
         # columns by which a splitter may go have names only in a frame
         given = (X if hasattr(X, "columns") else table), y
-        splits = chosen_splits(callee, self.cv, given, alive, answers, seed)
-        table, truth = table[alive], _plain_answers(answers)
+        splits = select_splits(callee, self.cv, given, alive, targets, seed)
+        table, truth = table[alive], _plain_targets(targets)
         mass = None if weights is None else weights[alive]
-        # What the fit to all rows will be refused for is said before the search.
-        _require_memory(plain, plain._problem(table, answers, mass, Origin.of(X)))
+        # The fit to all rows must not fail after the search.
+        plain._require_memory(plain._problem(table, targets, mass, Origin.of(X)))
 
         def part(rows: np.ndarray) -> Any:
             return table[rows], truth[rows], None if mass is None else mass[rows]
@@ -917,7 +932,7 @@ class _Selecting:
             for place, fold in enumerate(folds)
         ]
         bar = tqdm(
-            parallel(scored_trajectory, jobs, self.n_jobs),
+            parallel(score_trajectory, jobs, self.n_jobs),
             total=len(jobs),
             desc=callee,
             disable=not self.verbose,
@@ -930,31 +945,21 @@ class _Selecting:
     def _share(self, plain: Any, folds: list[Fold], n_jobs: int) -> int | None:
         """The memory limit of one of that many jobs; their largest fold fits it."""
         table, y, weights = max((fold.train for fold in folds), key=lambda p: len(p[0]))
-        answers = plain._answers(y, len(table), None)
-        problem = plain._problem(table, answers, weights, Origin())
-        _require_memory(plain, problem, n_jobs)
+        targets = plain._targets(y, len(table), None)
+        problem = plain._problem(table, targets, weights, Origin())
+        plain._require_memory(problem, n_jobs)
         return memory_share(plain._limit(), n_jobs, problem.device)
-
-
-def _require_memory(plain: Any, problem: Problem, n_jobs: int = 1) -> None:
-    require_memory(
-        type(plain).__name__, problem, kernel=plain.kernel, solver=plain.solver,
-        limit=plain._limit(), most=plain._leaf_size(problem),
-        diagonal=bool(plain.diagonal), n_jobs=n_jobs,
-    )  # fmt: skip
 
 
 def _scorer(callee: str, plain: Any, scoring: Any) -> Any:
     rule = "one name of scikit-learn's, or a callable of (estimator, X, y)"
-    require_kind(
-        isinstance(scoring, str) or callable(scoring), callee, "scoring", rule,
-        repr(scoring),
-    )  # fmt: skip
+    if not isinstance(scoring, str) and not callable(scoring):
+        raise TypeError(f"{callee}: scoring must be {rule}, got {scoring!r}.")
     try:
         if isinstance(scoring, str):
             return get_scorer(scoring)
         checked: Any = check_scoring(plain, scoring=scoring)
-        return OnCopies(checked)
+        return ScorerOnCopies(checked)
     except ValueError as error:
         remedy = "See sklearn.metrics.get_scorer_names()."
         if not isinstance(scoring, str):
@@ -973,19 +978,19 @@ def _seed(random_state: Any) -> int:
     return int(check_random_state(random_state).randint(2**31 - 1))
 
 
-def _plain_answers(answers: Answers) -> np.ndarray:
+def _plain_targets(targets: Targets) -> np.ndarray:
     """Labels or numbers in the shape in which they were given."""
-    if answers.codes is None:
-        return answers.columns[:, 0] if answers.flat else answers.columns
+    if targets.codes is None:
+        return targets.columns[:, 0] if targets.flat else targets.columns
     columns = [
         classes[codes]
-        for classes, codes in zip(answers.classes, answers.codes.T, strict=True)
+        for classes, codes in zip(targets.classes, targets.codes.T, strict=True)
     ]
-    return columns[0] if answers.flat else side_by_side(columns)
+    return columns[0] if targets.flat else side_by_side(columns)
 
 
-@under_its_own_name
-class RFAMClassifierCV(_Selecting, RFAMClassifier):  # type: ignore[misc]
+@report_own_name
+class RFAMClassifierCV(_Search, RFAMClassifier):  # type: ignore[misc]
     r"""Classifier that chooses its own ridge, iteration and identity weight.
 
     An :class:`RFAMClassifier`, tuned: for every fold, ridge and identity weight
@@ -1066,8 +1071,8 @@ class RFAMClassifierCV(_Selecting, RFAMClassifier):  # type: ignore[misc]
     _plain = RFAMClassifier
 
 
-@under_its_own_name
-class RFAMRegressorCV(_Selecting, RFAMRegressor):  # type: ignore[misc]
+@report_own_name
+class RFAMRegressorCV(_Search, RFAMRegressor):  # type: ignore[misc]
     r"""Regressor that chooses its own ridge, iteration and identity weight.
 
     An :class:`RFAMRegressor`, tuned: for every fold, ridge and identity weight
@@ -1097,7 +1102,7 @@ class RFAMRegressorCV(_Selecting, RFAMRegressor):  # type: ignore[misc]
         must take them if there are any. A callable sees rows of a frame as such. A
         candidate with a score of NaN is never chosen. By default a split with one
         answer only is scored by 1 less its squared error in terms of the variance of
-        all answers.
+        all targets.
     random_state : int, RandomState or None, default=None
         For folds, and handed to every fit. None: other folds in each search.
     bandwidth : float, default=10.0

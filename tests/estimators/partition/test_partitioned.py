@@ -11,13 +11,14 @@ import torch
 from sklearn.utils.estimator_checks import check_estimator
 
 from normalign.estimators import RFAMRegressor, RFMClassifier, RFMRegressor, _partition
-from normalign.estimators._fit import Clock, Recipe, Validation, fit_whole
+from normalign.estimators._fit import Recipe, Validation, fit_single
+from normalign.estimators._jobs import Clock
 from normalign.estimators._partition import (
     BlendedMachine,
     CutJob,
     cut_axes,
     fit_partitioned,
-    merged,
+    merge_rows,
 )
 from normalign.kernels import Gaussian, Laplace, ProductLaplace
 from tests.estimators.samples import ticking
@@ -59,7 +60,7 @@ def later_is_worse(outputs, targets, weights):
 def test_one_leaf_is_the_direct_machine():
     x, y = rows(60)
     fitted = fit_partitioned(x, y, recipe=RECIPE, max_leaf_size=60)
-    whole = fit_whole(RECIPE, x, y)
+    whole = fit_single(RECIPE, x, y)
     assert fitted.leaves["offsets"].tolist() == [0, 60]
     # Rows are in another order, so sums round differently; the system's condition
     # (60 / ridge) multiplies that.
@@ -141,7 +142,7 @@ def test_outputs_are_continuous_across_cells():
 def test_merged_rows_have_mean_targets_and_summed_weights():
     x = np.array([[1.0, 2.0], [0.0, -0.0], [1.0, 2.0], [0.0, 0.0]])
     y = np.array([[1.0], [5.0], [4.0], [5.0]])
-    found, units = merged(x, y, np.array([1.0, 2.0, 2.0, 3.0]))
+    found, units = merge_rows(x, y, np.array([1.0, 2.0, 2.0, 3.0]))
     order = found[0][:, 0].argsort()
     assert found[0][order].tolist() == [[0.0, 0.0], [1.0, 2.0]]
     assert found[1][order].tolist() == [[5.0], [3.0]]
@@ -185,8 +186,8 @@ def test_left_out_outputs_are_those_of_fits_without_the_row():
     fitted = fit_partitioned(x, y, recipe=recipe, max_leaf_size=60, n_left_out=5)
     for output, target in zip(*fitted.left_out[:2], strict=True):
         row = int(np.flatnonzero((y == target).all(1))[0])
-        kept = np.arange(60) != row
-        without = fit_partitioned(x[kept], y[kept], recipe=recipe, max_leaf_size=60)
+        used = np.arange(60) != row
+        without = fit_partitioned(x[used], y[used], recipe=recipe, max_leaf_size=60)
         np.testing.assert_allclose(
             outputs(without, x[row : row + 1], recipe)[0], output, rtol=1e-8
         )
@@ -205,9 +206,9 @@ def test_a_repeated_row_is_left_out_with_its_own_answer():
     for output, target, weight in zip(*fitted.left_out, strict=True):
         row = int(np.flatnonzero((y == target).all(1))[0])
         assert weights[row] == weight
-        kept = np.arange(60) != row
-        without = fit_whole(recipe, x[kept], y[kept], weights[kept])
-        distances = np.linalg.norm(x[row] - x[kept], axis=1)
+        used = np.arange(60) != row
+        without = fit_single(recipe, x[used], y[used], weights[used])
+        distances = np.linalg.norm(x[row] - x[used], axis=1)
         wanted = np.exp(-distances / 5.0) @ without.coef
         # the merged system and the unmerged one, 60 rows of which half are equal
         np.testing.assert_allclose(output, wanted, rtol=1e-7)
@@ -457,7 +458,7 @@ def test_leaves_of_one_row_interpolate():
     fitted = fit_partitioned(x, y, recipe=recipe, max_leaf_size=1)
     assert np.diff(fitted.leaves["offsets"]).max() == 1
     # The only row of each leaf, whose gate there is 1; the ridge is 1e-9 of k(x, x).
-    (_, wanted, _), _ = merged(x, y, None)
+    (_, wanted, _), _ = merge_rows(x, y, None)
     np.testing.assert_allclose(outputs(fitted, fitted.x_fit), wanted)
 
 

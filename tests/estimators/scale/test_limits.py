@@ -18,7 +18,7 @@ from normalign.estimators import (
     RFMRegressor,
 )
 from normalign.estimators._fit import two_seeds
-from normalign.estimators._inputs import checked_features
+from normalign.estimators._inputs import check_features
 from normalign.estimators._search import RFAMRegressorCV
 from tests.estimators.samples import CODES, NUMBERS, N, X
 
@@ -135,8 +135,8 @@ def test_a_plain_table_is_read_as_scikit_learn_reads_it(dtype):
     table = np.arange(6, dtype=dtype).reshape(3, 2)
     plain, listed = RFMRegressor(), RFMRegressor()
     plain.feature_names_in_ = np.array(["a", "b"], dtype=object)
-    found = checked_features(plain, table, reset=True)
-    wanted = checked_features(listed, table.tolist(), reset=True)
+    found = check_features(plain, table, reset=True)
+    wanted = check_features(listed, table.tolist(), reset=True)
     np.testing.assert_array_equal(found, wanted)
     assert found.dtype == dtype
     assert plain.n_features_in_ == listed.n_features_in_ == 2
@@ -146,7 +146,7 @@ def test_a_plain_table_is_read_as_scikit_learn_reads_it(dtype):
 @pytest.mark.parametrize("shape", [(0, 2), (3, 0), (3,), (1, 2, 2)])
 def test_tables_without_a_shape_are_refused_as_before(shape):
     with pytest.raises(ValueError, match=r"array|sample|feature"):
-        checked_features(RFMRegressor(), np.zeros(shape), reset=True)
+        check_features(RFMRegressor(), np.zeros(shape), reset=True)
 
 
 def test_seeds_of_a_number_are_what_its_generator_draws():

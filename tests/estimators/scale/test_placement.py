@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from normalign.estimators._scaling import (
-    Frame,
-    chosen_device,
-    chosen_dtype,
+    Scaling,
     power_of_two,
     rounding_share,
+    select_device,
+    select_dtype,
 )
 
 
@@ -31,13 +31,13 @@ def test_the_power_of_two_is_the_next_one(size):
     )
 )
 def test_a_table_lies_in_the_unit_cube_of_its_frame(table):
-    inside = Frame.around(table).enter(table, torch.float64)
+    inside = Scaling.of(table).apply(table, torch.float64)
     assert (np.abs(inside) <= 1).all()
 
 
 def test_repeated_and_reordered_rows_have_the_very_same_frame():
     table = np.random.default_rng(0).normal(size=(9, 3))
-    first, second = Frame.around(table), Frame.around(np.repeat(table, 3, axis=0)[::-1])
+    first, second = Scaling.of(table), Scaling.of(np.repeat(table, 3, axis=0)[::-1])
     np.testing.assert_array_equal(first.location, second.location)
     assert first.unit == second.unit
 
@@ -46,17 +46,17 @@ def test_repeated_and_reordered_rows_have_the_very_same_frame():
 def test_a_weight_is_a_repetition_for_the_frame_too(seed, n):
     rng = np.random.default_rng(seed)
     table, weights = rng.integers(0, 4, size=(n, 2)) / 3, rng.integers(1, 4, size=n)
-    weighted = Frame.around(table, weights.astype(float))
-    repeated = Frame.around(table.repeat(weights, axis=0))
+    weighted = Scaling.of(table, weights.astype(float))
+    repeated = Scaling.of(table.repeat(weights, axis=0))
     np.testing.assert_array_equal(weighted.location, repeated.location)
     assert weighted.unit == repeated.unit
 
 
 def test_an_outlier_does_not_move_the_origin():
     table = np.random.default_rng(0).normal(size=(101, 2))
-    before = Frame.around(table).location
+    before = Scaling.of(table).location
     table[table[:, 0].argmax(), 0] = 1e8
-    np.testing.assert_array_equal(Frame.around(table).location, before)
+    np.testing.assert_array_equal(Scaling.of(table).location, before)
 
 
 def test_the_share_of_rounding_is_that_of_rows_beside_small_distances():
@@ -73,7 +73,7 @@ def test_the_share_of_rounding_is_that_of_rows_beside_small_distances():
 
 def test_single_precision_is_left_where_it_would_do_harm():
     def chosen(name, **more):
-        return chosen_dtype("fit", name, 2000, spread=1.0, **more)
+        return select_dtype("fit", name, 2000, spread=1.0, **more)
 
     assert chosen("auto", noise=4e-5, target_share=1e-11) is torch.float32
     assert chosen("auto", noise=3.1e-4) is torch.float64
@@ -87,9 +87,9 @@ def test_single_precision_is_left_where_it_would_do_harm():
 
 
 def test_rows_far_away_come_nearer_but_stay_far():
-    frame = Frame.around(np.array([[0.0], [1.0]]))
+    frame = Scaling.of(np.array([[0.0], [1.0]]))
     for dtype in (torch.float32, torch.float64):
-        inside = frame.enter(np.array([[1e308], [-1e308]]), dtype)
+        inside = frame.apply(np.array([[1e308], [-1e308]]), dtype)
         assert np.isfinite(inside).all()
         assert (np.abs(inside) >= 1e15).all()
         assert inside.dtype == str(dtype).removeprefix("torch.")
@@ -98,9 +98,9 @@ def test_rows_far_away_come_nearer_but_stay_far():
 @pytest.mark.parametrize("weight", [0.0, 0.2, 1.0])
 def test_the_weight_of_the_identity_follows_the_unit(weight):
     table = 37.0 * np.random.default_rng(0).normal(size=(20, 3))
-    frame = Frame.around(table)
+    frame = Scaling.of(table)
     inner = frame.identity_weight(weight)
-    covariance = np.cov(frame.enter(table, torch.float64).T)
+    covariance = np.cov(frame.apply(table, torch.float64).T)
     blend = (1 - inner) * covariance + inner * np.eye(3)
     wanted = (1 - weight) * np.cov(table.T) + weight * np.eye(3)
     np.testing.assert_allclose(blend / np.trace(blend), wanted / np.trace(wanted))
@@ -118,22 +118,22 @@ def test_the_weight_of_the_identity_follows_the_unit(weight):
     ],
 )
 def test_the_precision_is_what_rows_and_spread_call_for(name, n, spread, wanted):
-    assert chosen_dtype("fit", name, n, spread=spread) is wanted
+    assert select_dtype("fit", name, n, spread=spread) is wanted
 
 
 @pytest.mark.parametrize(("name", "spread"), [("float32", 1e20), ("auto", 1e130)])
 def test_a_spread_that_no_precision_holds_is_refused(name, spread):
     with pytest.raises(ValueError, match="fit: X must be on a scale near the bandwid"):
-        chosen_dtype("fit", name, 10, spread=spread)
+        select_dtype("fit", name, 10, spread=spread)
 
 
 def test_devices_are_taken_by_name_or_where_the_table_is():
-    assert chosen_device("fit", "cpu", 10**6) == torch.device("cpu")
-    assert chosen_device("fit", torch.device("cpu"), 10) == torch.device("cpu")
-    assert chosen_device("fit", "auto", 10) == torch.device("cpu")
+    assert select_device("fit", "cpu", 10**6) == torch.device("cpu")
+    assert select_device("fit", torch.device("cpu"), 10) == torch.device("cpu")
+    assert select_device("fit", "auto", 10) == torch.device("cpu")
     there = torch.device("cuda", 0)
-    assert chosen_device("fit", "auto", 10, given=there) == there
+    assert select_device("fit", "auto", 10, given=there) == there
     with pytest.raises(ValueError, match="fit: device must be"):
-        chosen_device("fit", "nowhere", 10)
+        select_device("fit", "nowhere", 10)
     with pytest.raises(ValueError, match="fit: device must be"):
-        chosen_device("fit", 3.5, 10)
+        select_device("fit", 3.5, 10)

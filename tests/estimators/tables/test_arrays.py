@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from normalign.estimators import RFMClassifier, RFMRegressor
-from normalign.estimators._inputs import Origin, as_numpy, checked_weights
+from normalign.estimators._inputs import Origin, as_numpy, check_weights
 from tests.estimators.samples import ESTIMATORS, FRESH, NUMBERS, X, answers
 
 STRICT_DEVICES = array_api_strict.__array_namespace_info__().devices()
@@ -269,7 +269,7 @@ def test_nothing_given_by_the_caller_is_changed_or_shared():
 )
 def test_wrong_weights_are_refused(weights, words):
     with pytest.raises(ValueError, match=f"fit: sample_weight must be .*{words}"):
-        checked_weights("fit", weights, 3)
+        check_weights("fit", weights, 3)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_wrong_weights_are_refused(weights, words):
 )
 def test_weights_that_are_no_real_numbers_are_refused(weights):
     with pytest.raises(TypeError, match="fit: sample_weight must be real numbers"):
-        checked_weights("fit", weights, 3)
+        check_weights("fit", weights, 3)
 
 
 def test_a_weight_under_a_mask_or_missing_is_no_weight():
@@ -294,19 +294,19 @@ def test_a_weight_under_a_mask_or_missing_is_no_weight():
         pd.Series([1, pd.NA], dtype="Int64"),
     ):
         with pytest.raises(ValueError, match="finite and not negative"):
-            checked_weights("fit", weights, 2)
+            check_weights("fit", weights, 2)
 
 
 def test_weights_that_are_ragged_sparse_or_without_values_are_refused():
     with pytest.raises(ValueError, match=r"^fit: sample_weight must be one .* lengths"):
-        checked_weights("fit", [[1.0], [1.0, 2.0]], 2)
+        check_weights("fit", [[1.0], [1.0, 2.0]], 2)
     with pytest.raises(TypeError, match=r"^fit: sample_weight must be dense.*to_dense"):
-        checked_weights("fit", torch.ones(2).to_sparse(), 2)
+        check_weights("fit", torch.ones(2).to_sparse(), 2)
     with pytest.raises(TypeError, match=r"^fit: sample_weight must be a tensor with"):
-        checked_weights("fit", torch.ones(2, device="meta"), 2)
+        check_weights("fit", torch.ones(2, device="meta"), 2)
 
 
 def test_weights_may_be_a_tensor_or_one_number():
-    np.testing.assert_array_equal(checked_weights("fit", torch.ones(2), 2), [1, 1])
-    np.testing.assert_array_equal(checked_weights("fit", 2, 2), [2, 2])
-    assert checked_weights("fit", None, 2) is None
+    np.testing.assert_array_equal(check_weights("fit", torch.ones(2), 2), [1, 1])
+    np.testing.assert_array_equal(check_weights("fit", 2, 2), [2, 2])
+    assert check_weights("fit", None, 2) is None

@@ -8,7 +8,7 @@ from scipy import sparse
 from sklearn.exceptions import DataConversionWarning
 
 from normalign.estimators._inputs import (
-    class_labels,
+    label_targets,
     numbers,
     plain_labels,
     split_blocks,
@@ -20,9 +20,9 @@ from tests.estimators.samples import needs_variable_width
 def test_indicators_name_each_rows_class_exactly_once(labels):
     if len(set(labels)) < 2:
         with pytest.raises(ValueError, match=f"one class, .*'{labels[0]}'"):
-            class_labels("fit", labels)
+            label_targets("fit", labels)
         return
-    found = class_labels("fit", labels)
+    found = label_targets("fit", labels)
     assert (found.columns.sum(axis=1) == 1).all()
     assert list(found.classes[0][found.columns.argmax(axis=1)]) == labels
     assert list(found.classes[0][found.codes[:, 0]]) == labels
@@ -43,7 +43,7 @@ def test_indicators_name_each_rows_class_exactly_once(labels):
     ],
 )
 def test_integer_labels_in_any_dress_are_integer_labels(labels):
-    found = class_labels("fit", labels)
+    found = label_targets("fit", labels)
     assert list(found.classes[0]) == [3, 7]
     assert found.flat
     np.testing.assert_array_equal(found.columns, [[1, 0], [0, 1], [1, 0]])
@@ -51,14 +51,14 @@ def test_integer_labels_in_any_dress_are_integer_labels(labels):
 
 @pytest.mark.parametrize("dtype", ["str", "string", "object", "category"])
 def test_text_labels_of_any_pandas_type_are_texts(dtype):
-    found = class_labels("fit", pd.Series(["b", "a", "b"], dtype=dtype))
+    found = label_targets("fit", pd.Series(["b", "a", "b"], dtype=dtype))
     assert list(found.classes[0]) == ["a", "b"]
 
 
 @needs_variable_width
 def test_texts_of_variable_width_are_texts():
     labels = np.array(["b", "a", "b"], dtype=np.dtypes.StringDType())
-    assert list(class_labels("fit", labels).classes[0]) == ["a", "b"]
+    assert list(label_targets("fit", labels).classes[0]) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_objects_become_what_they_all_are(labels, kind):
     found = plain_labels("score", objects)
     assert found.dtype.kind == kind
     assert found.tolist() == labels
-    assert class_labels("fit", objects).classes[0].dtype.kind == kind
+    assert label_targets("fit", objects).classes[0].dtype.kind == kind
 
 
 def test_label_columns_may_be_of_different_kinds():
     frame = pd.DataFrame({"rooms": [3, 7, 3], "city": ["Rome", "Oslo", "Oslo"]})
-    found = class_labels("fit", frame)
+    found = label_targets("fit", frame)
     assert found.classes[0].tolist() == [3, 7]
     assert found.classes[0].dtype.kind == "i"
     assert found.classes[1].tolist() == ["Oslo", "Rome"]
@@ -83,7 +83,7 @@ def test_label_columns_may_be_of_different_kinds():
 
 
 def test_several_label_columns_stand_side_by_side():
-    found = class_labels("fit", np.array([[0, 5], [1, 6], [0, 7]]))
+    found = label_targets("fit", np.array([[0, 5], [1, 6], [0, 7]]))
     assert found.sizes == (2, 3)
     assert not found.flat
     np.testing.assert_array_equal(
@@ -95,8 +95,8 @@ def test_several_label_columns_stand_side_by_side():
 
 
 def test_a_class_without_a_row_that_counts_is_no_class():
-    kept = np.array([True, True, False])
-    found = class_labels("fit", ["a", "b", "c"], kept=kept)
+    used = np.array([True, True, False])
+    found = label_targets("fit", ["a", "b", "c"], used=used)
     assert list(found.classes[0]) == ["a", "b"]
 
 
@@ -132,16 +132,16 @@ def test_a_class_without_a_row_that_counts_is_no_class():
 )
 def test_labels_that_say_nothing_or_are_none_are_refused(labels, words):
     with pytest.raises(ValueError, match=f"^fit: (column 1 of )?y must be .*{words}"):
-        class_labels("fit", labels, n=3)
+        label_targets("fit", labels, n=3)
 
 
 def test_labels_are_read_without_a_warning_but_what_to_tell_is_kept():
-    column = class_labels("fit", np.array([["a"], ["b"]]))
+    column = label_targets("fit", np.array([["a"], ["b"]]))
     assert [type(caution) for caution in column.cautions] == [DataConversionWarning]
-    many = class_labels("fit", np.arange(30))
+    many = label_targets("fit", np.arange(30))
     assert "could represent a regression problem" in str(many.cautions[0])
-    assert not class_labels("fit", np.arange(30) % 15).cautions
-    assert not class_labels("fit", np.arange(20)).cautions
+    assert not label_targets("fit", np.arange(30) % 15).cautions
+    assert not label_targets("fit", np.arange(20)).cautions
 
 
 def test_numbers_keep_their_shape_in_mind():
@@ -188,7 +188,7 @@ def test_answers_of_different_lengths_are_refused_with_the_remedy():
     objects = np.array([None, None])
     objects[:] = RAGGED
     for rows in (RAGGED, objects, pd.Series(RAGGED)):
-        for read in (class_labels, plain_labels):
+        for read in (label_targets, plain_labels):
             with pytest.raises(ValueError, match=r"^fit: y must .*MultiLabelBinarizer"):
                 read("fit", rows)
         with pytest.raises(ValueError, match=r"^fit: y must .* Give every row as many"):
@@ -197,7 +197,7 @@ def test_answers_of_different_lengths_are_refused_with_the_remedy():
 
 def test_an_index_of_several_levels_is_refused_with_the_remedy():
     index = pd.MultiIndex.from_arrays([[1, 2, 1], [3, 4, 4]])
-    for read in (class_labels, plain_labels, numbers):
+    for read in (label_targets, plain_labels, numbers):
         with pytest.raises(
             TypeError, match=r"^fit: y must .*got a MultiIndex\. Pass y.to"
         ):
@@ -206,7 +206,7 @@ def test_an_index_of_several_levels_is_refused_with_the_remedy():
 
 
 def test_sparse_answers_are_refused_with_the_remedy():
-    for read in (class_labels, numbers):
+    for read in (label_targets, numbers):
         with pytest.raises(TypeError, match="toarray"):
             read("fit", sparse.csr_array(np.eye(3)))
 
@@ -214,7 +214,7 @@ def test_sparse_answers_are_refused_with_the_remedy():
 def test_classes_whose_columns_will_not_fit_are_refused_before_they_are_made():
     words = r"^fit: y must be of so few classes .*got 1000000 classes in 1000000 rows"
     with pytest.raises(ValueError, match=words + ".* A regressor takes numbers"):
-        class_labels("fit", np.arange(1_000_000))  # 24 TB
+        label_targets("fit", np.arange(1_000_000))  # 24 TB
 
 
 @pytest.mark.parametrize(
@@ -229,16 +229,16 @@ def test_classes_whose_columns_will_not_fit_are_refused_before_they_are_made():
 )
 def test_lists_are_not_made_texts_where_one_label_is_one(y, words):
     with pytest.raises(ValueError, match=rf"^fit: (column \d of )?y must be {words}"):
-        class_labels("fit", y)
+        label_targets("fit", y)
 
 
 def test_lists_of_columns_of_two_kinds_keep_both():
-    words, digits = class_labels("fit", [["a", 1], ["b", 2]]).classes
+    words, digits = label_targets("fit", [["a", 1], ["b", 2]]).classes
     assert words.tolist() == ["a", "b"]
     assert digits.tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("read", [class_labels, numbers])
+@pytest.mark.parametrize("read", [label_targets, numbers])
 def test_tensors_without_numbers_in_memory_are_refused(read):
     with pytest.raises(TypeError, match=r"^fit: y must be dense.*y\.to_dense\(\)"):
         read("fit", torch.eye(3).to_sparse())
