@@ -202,13 +202,7 @@ TRANSFORMERS = (*_SCALERS, PCA)
 
 
 def transformer(callee: str, step: Any, *, remedy: str) -> nn.Module:
-    """Return the module of a fitted scaler or PCA.
-
-    Raises
-    ------
-    TypeError
-        If there is no conversion for this kind of step; `remedy` says which have one.
-    """
+    """Return the module of a fitted scaler or PCA."""
     if isinstance(step, PCA):
         return _pca(step)
     require_kind(
@@ -448,13 +442,7 @@ class Blend(nn.Module):
 
 
 def machine_module(callee: str, fitted: Any) -> nn.Module:
-    """Return the module of a fitted kernel machine: its k outputs.
-
-    Raises
-    ------
-    ValueError
-        If the machine has several label columns.
-    """
+    """Return the module of a fitted kernel machine: its k outputs."""
     if isinstance(getattr(fitted, "classes_", None), list):
         raise ValueError(
             f"{callee}: fitted must be a classifier with one label per sample, got "

@@ -320,11 +320,6 @@ def validation_rows(
 
     With several label columns, of every combination of labels. Every class keeps at
     least one row for training. At least one row is on each side.
-
-    Raises
-    ------
-    ValueError
-        If no row can be held out: there is only one, or one of each class.
     """
     random = np.random.default_rng(seed)
     order = shuffled = random.permutation(problem.n)

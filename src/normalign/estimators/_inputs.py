@@ -83,10 +83,6 @@ def is_missing(value: Any) -> bool:
 def type_kind(kind: type) -> str:
     """Say what values of a type are.
 
-    Returns
-    -------
-    {"date", "boolean", "text", "bytes", "number", "complex", "other"}
-
     Examples
     --------
     >>> type_kind(bool), type_kind(Decimal), type_kind(dict)
@@ -278,11 +274,6 @@ def in_pandas(callee: str, values: Any) -> Any:
     What columns hold (dates, texts, categories) is then told in one way. Where pandas,
     or what takes a frame there, is not installed, a frame of numbers is an array.
 
-    Raises
-    ------
-    TypeError
-        If the frame is not to be turned into one of pandas.
-
     Examples
     --------
     >>> in_pandas("fit", [[1.0, 2.0]])
@@ -422,15 +413,6 @@ def check_features(estimator: Any, X: Any, *, reset: bool) -> np.ndarray:
     Numbers in any form pass (float32 stays float32, all else is float64): integers,
     booleans, pandas' nullable types. What must be encoded or filled first is refused,
     with the name of what does that.
-
-    Raises
-    ------
-    TypeError
-        If X is sparse, a frame that pandas cannot take over, or holds objects that are
-        no values at all.
-    ValueError
-        If X has text, dates, categories, complex, missing or infinite values; with
-        scikit-learn's words if its shape or its columns' names are wrong.
     """
     callee = type(estimator).__name__
     refuse_records(callee, X)
@@ -478,13 +460,7 @@ def _is_plain(table: Any) -> bool:
 
 
 def refuse_records(callee: str, X: Any) -> None:
-    """Complain of rows that name their values: they are no table yet.
-
-    Raises
-    ------
-    TypeError
-        If X is a list of dicts, or a structured array.
-    """
+    """Complain of rows that name their values: they are no table yet."""
     rows = isinstance(X, list | tuple) and len(X) > 0 and isinstance(X[0], Mapping)
     fields = getattr(getattr(X, "dtype", None), "names", None)
     if rows or fields is not None:
@@ -496,13 +472,7 @@ def refuse_records(callee: str, X: Any) -> None:
 
 
 def require_dense(callee: str, values: Any, *, name: str = "X") -> None:
-    """Complain of what is sparse, or has no values.
-
-    Raises
-    ------
-    TypeError
-        If it is a sparse array, tensor or frame, or a tensor on the meta device.
-    """
+    """Complain of what is sparse, or has no values."""
     tensor = isinstance(values, torch.Tensor)
     loose = sparse.issparse(values) or (tensor and values.layout is not torch.strided)
     if loose:
@@ -652,15 +622,7 @@ def _some(items: list[str], most: int = 5) -> str:
 
 
 def check_weights(callee: str, sample_weight: Any, n: int) -> np.ndarray | None:
-    """Return one finite weight of at least zero per row, or None if none are given.
-
-    Raises
-    ------
-    TypeError
-        If they are no real numbers.
-    ValueError
-        If their shape or a value is wrong, or all are zero.
-    """
+    """Return one finite weight of at least zero per row, or None if none are given."""
     if sample_weight is None:
         return None
     require_dense(callee, sample_weight, name="sample_weight")
@@ -773,11 +735,6 @@ def label_targets(
     used : ndarray of bool of shape (n,), optional
         Rows that count. A class without any is no class.
 
-    Raises
-    ------
-    ValueError
-        If labels are missing, infinite, continuous, of several kinds, or all the same.
-
     Examples
     --------
     >>> label_targets("fit", ["b", "a", "b"]).columns
@@ -877,11 +834,6 @@ def numbers(
     callee: str, y: Any, *, n: int | None = None, used: np.ndarray | None = None
 ) -> Targets:
     """Return targets of a regression as float64 columns.
-
-    Raises
-    ------
-    ValueError
-        If a target is missing, infinite or not a number, or there is none.
 
     Examples
     --------

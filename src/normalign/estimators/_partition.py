@@ -279,10 +279,6 @@ def grow(
         Takes the row numbers of each node of a level and returns, for each, candidate
         directions of shape (c, d), best first.
 
-    Returns
-    -------
-    GrownTree
-
     Examples
     --------
     >>> x = torch.arange(6.0)[:, None]
@@ -949,10 +945,6 @@ def partitioned_iterations(
     seed : int
     progress : bool
         Show a bar over the leaves on stderr.
-
-    Yields
-    ------
-    PartitionedFit
     """
     rows, units = merge_rows(x, y, weights)
     recipe = recipe.share_memory(jobs_at_once(n_jobs))

@@ -525,11 +525,6 @@ def as_floats(block: Any, *, names: Sequence[Any] = ()) -> np.ndarray:
     names : sequence, optional
         Of the columns, for errors; by default those of the block.
 
-    Raises
-    ------
-    ValueError
-        If a value is no number, a date, or infinite.
-
     Examples
     --------
     >>> as_floats(np.array([[1, None]], dtype=object))

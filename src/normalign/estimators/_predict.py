@@ -61,10 +61,6 @@ def probabilities(outputs: np.ndarray, temperature: float) -> np.ndarray:
     temperature : float
         The factor t, from :func:`temperature`.
 
-    Returns
-    -------
-    ndarray of shape (n, k), float64
-
     Examples
     --------
     >>> probabilities(np.array([[0.0, 0.0]]), 3.0)

@@ -224,12 +224,6 @@ def select_dtype(
         :func:`rounding_share` in float32: where it does harm, "auto" is float64.
     target_share : float
         Size of the smallest target, as a share of the largest.
-
-    Raises
-    ------
-    ValueError
-        If the precision asked for, or any, cannot hold the squares of such distances,
-        or of such targets.
     """
     if not noise < math.inf:
         raise ValueError(
@@ -268,11 +262,6 @@ def select_device(callee: str, name: Any, n: int, *, given: Any = None) -> torch
         "auto", or a device of torch.
     given : torch.device, optional
         Where the caller's tensor is.
-
-    Raises
-    ------
-    ValueError
-        If there is no such device here.
     """
     if isinstance(name, str) and name == "auto":
         if isinstance(given, torch.device) and given.type == "cuda":

@@ -125,10 +125,6 @@ def shuffled_split(
     groups : array of int of shape (n,), optional
     seed : int
 
-    Returns
-    -------
-    (train, test)
-
     Examples
     --------
     >>> [len(rows) for rows in shuffled_split(0.3, n=10, groups=None, seed=0)]
@@ -174,11 +170,6 @@ def select_splits(
     targets : Targets
         Of the rows of positive weight.
     seed : int
-
-    Raises
-    ------
-    TypeError, ValueError
-        If cv is not one of these, cannot divide these rows, or no part is left.
     """
     labels = None if targets.codes is None else _combinations(targets.codes)
     cv = _FOLDS if cv is None else cv
@@ -303,7 +294,11 @@ def _row_numbers(callee: str, rows: np.ndarray, n: int) -> np.ndarray:
 
 
 class _ClassifierAtIteration(RFAMClassifier):
-    """A classifier at some iteration."""
+    """A classifier as a fit that stopped at some iteration would have left it.
+
+    A caller's own scorer gets it. It can be copied, pickled and fitted again; only the
+    temperature, which costs about as much as a solve, is made on first use.
+    """
 
     _left_out: Callable[[], tuple[Any, ...]]
 
@@ -313,24 +308,19 @@ class _ClassifierAtIteration(RFAMClassifier):
         return self._temperature(*self._left_out())
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state with a temperature, and without what it is made of."""
+        """The state with a temperature, and without the function that makes it."""
         if hasattr(self, "_left_out"):
             _ = self.temperature_
         state = super().__getstate__()
         return {name: value for name, value in state.items() if name != "_left_out"}
 
 
-class _RegressorAtIteration(RFAMRegressor):
-    """A regressor at some iteration."""
-
-
-# They report errors, and are shown, under the names that the caller knows.
+# Errors name the class that the caller knows.
 _ClassifierAtIteration.__name__ = RFAMClassifier.__name__
-_RegressorAtIteration.__name__ = RFAMRegressor.__name__
 
 
 class Step(NamedTuple):
-    """A machine of the recursion, how it would be used, and rows left out of it."""
+    """One iteration: its machine, its fit and its leave-one-out outputs."""
 
     machine: Any
     fit: Callable[[], SingleFit | PartitionedFit]
@@ -352,8 +342,8 @@ class DefaultScore:
         """The score of a machine."""
         problem, machine = self.problem, step.machine
         bandwidth = machine_bandwidth(machine)
-        inside = problem.scaling.apply(self.x, machine.dtype, bandwidth=bandwidth)
-        outputs = machine(torch.as_tensor(inside, device=machine.device))
+        scaled = problem.scaling.apply(self.x, machine.dtype, bandwidth=bandwidth)
+        outputs = machine(torch.as_tensor(scaled, device=machine.device))
         found = outputs.cpu().double().numpy() * problem.target_unit + problem.intercept
         if self.unit is None:
             blocks = split_blocks(found, problem.sizes)
@@ -399,7 +389,7 @@ class CustomScore:
     ) -> None:
         self.fold, self.problem, self.scorer = fold, problem, scorer
         self.callee = callee
-        kind: Any = _ClassifierAtIteration if problem.sizes else _RegressorAtIteration
+        kind: Any = _ClassifierAtIteration if problem.sizes else RFAMRegressor
         self.view = kind(**parameters)
         table, y, _ = fold.train
         self.view._targets(y, len(table), None)
@@ -424,9 +414,9 @@ class CustomScore:
         except RidgeTooSmall:
             raise
         except Exception as error:  # a scorer is the caller's code
-            raise self._in_our_words(error) from error
+            raise self._scorer_error(error) from error
 
-    def _in_our_words(self, error: Exception) -> Exception:
+    def _scorer_error(self, error: Exception) -> Exception:
         rule = "a scorer that gives one number for every split"
         remedy = "Call it on a machine fitted to that split to see why."
         if self.fold.test[2] is not None and "sample_weight" in str(error):
@@ -470,24 +460,11 @@ def _lacks_a_class(fold: Fold) -> bool:
 class TrajectoryJob:
     """One fold and one candidate, for a worker.
 
-    Parameters
-    ----------
-    classes : bool
-        Whether answers are labels.
-    parameters : dict
-        Of the plain estimator, with the largest ``n_iter``.
-    fold : Fold
-    scorer : callable, optional
-        ``scorer(estimator, X, y)``; by default accuracy or R squared.
-    callee : str
-        In whose name complaints are made.
-    needed : bool
-        To be done even after the deadline, as far as iteration 0.
-    rounds : int
-        Jobs that a worker does, this one first, until the candidate has been scored
-        on all folds. They have the same time each: an iteration counts only where all
-        folds came to it.
-    clock : Clock
+    ``parameters`` are those of the plain estimator, ``callee`` the name in its errors.
+    A job that is ``needed`` is done even after the deadline, as far as iteration 0.
+    ``rounds`` counts the jobs that a worker does, this one first, until the candidate
+    has been scored on all folds. They have the same time each: an iteration counts only
+    where all folds came to it.
     """
 
     classes: bool
@@ -526,7 +503,7 @@ def rounds_left(job: int, n_folds: int, n_jobs: int) -> int:
 
 @lru_cache(maxsize=16)
 def _subclass(kind: type, name: str) -> Any:
-    """A machine that complains under a name that the caller knows."""
+    """A subclass whose errors name the estimator that the caller knows."""
     return type(name, (kind,), {})
 
 
@@ -549,15 +526,15 @@ def score_trajectory(job: TrajectoryJob) -> Trajectory:
         targets = plain._targets(y, len(table), None)
         problem = plain._problem(table, targets, weights, Origin())
         if job.scorer is None:
-            judge = DefaultScore(job.fold, problem)
+            score = DefaultScore(job.fold, problem)
         else:
-            judge = CustomScore(
+            score = CustomScore(
                 job.fold, problem, job.scorer, job.parameters, job.callee
             )
         try:
             for step in _steps(plain, problem):
                 seconds.append(time.monotonic() - started)
-                scores.append(judge(step))
+                scores.append(score(step))
                 if not pace.another():
                     break
         except RidgeTooSmall as error:  # the other candidates have other ridges
@@ -595,15 +572,7 @@ EQUAL = 1e-10
 
 
 def check_candidates(estimator: Any) -> None:
-    """Complain about ridges and identity weights that no machine can have.
-
-    Raises
-    ------
-    TypeError
-        If they are not sequences of numbers.
-    ValueError
-        If there are none, or one is out of range.
-    """
+    """Complain about ridges and identity weights that no machine can have."""
     callee = type(estimator).__name__
     for name, rule in (
         ("ridges", "positive and finite"),
@@ -694,11 +663,6 @@ def check_scores(callee: str, results: dict[str, Any], found: list[Trajectory]) 
     results : dict
         From :func:`results_table`; NaN there may also mean that time was up.
     found : list of Trajectory
-
-    Raises
-    ------
-    ValueError
-        If there is no candidate with a mean score.
     """
     scored = not np.isnan(results["mean_test_score"]).all()
     failure = next((one.failure for one in found if one.failure), None)
@@ -849,7 +813,7 @@ class _Search:
         return self
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the score on rows and their answers by which candidates were judged.
+        """Return the score on rows and their answers by which candidates were compared.
 
         That is `scoring`, as in scikit-learn's searches; by default accuracy, or R
         squared.
@@ -866,8 +830,7 @@ class _Search:
         # Of a subclass with a constructor of its own, too, whose parameters are others.
         wanted = signature(self._plain).parameters
         shared = {name: value for name, value in vars(self).items() if name in wanted}
-        # It complains in the name of the estimator that the caller knows.
-        kind = type(type(self).__name__, (self._plain,), {})
+        kind = _subclass(self._plain, type(self).__name__)
         return kind(**{**shared, "time_limit_s": None, "verbose": 0, **changes})
 
     def _folds(
@@ -1030,17 +993,8 @@ class RFAMClassifierCV(_Search, RFAMClassifier):  # type: ignore[misc]
         one time share `memory_limit`, or what is free.
     random_state : int, RandomState or None, default=None
         For folds, and handed to every fit. None: other folds in each search.
-    bandwidth : float, default=10.0
-        Width of the kernel, meant for columns scaled to unit variance.
-    device : str, default="auto"
-        Any device of torch. "auto": where X is, or the GPU if there is one and there
-        are at least 2000 rows.
-    max_leaf_size : int, "auto" or None, default="auto"
-        Above that many rows, fit overlapping parts of at most that size, with one
-        metric, and blend them. Work then grows like the number of rows. "auto": parts
-        of 8000 rows above 20000 rows (40000 above 200000 on a GPU). None: never.
-    kernel, exponent, bandwidth_rule, diagonal, center, solver, dtype, \
-    memory_limit, agop_samples, verbose
+    kernel, exponent, bandwidth, bandwidth_rule, diagonal, center, solver, device, \
+    dtype, memory_limit, max_leaf_size, agop_samples, verbose
         As in :class:`~normalign.estimators.RFMClassifier`.
 
     Attributes
@@ -1075,24 +1029,10 @@ class RFAMClassifierCV(_Search, RFAMClassifier):  # type: ignore[misc]
 class RFAMRegressorCV(_Search, RFAMRegressor):  # type: ignore[misc]
     r"""Regressor that chooses its own ridge, iteration and identity weight.
 
-    An :class:`RFAMRegressor`, tuned: for every fold, ridge and identity weight
-    Algorithm 1 runs once, and each of its iterations is scored on the rows left out.
-    The candidate with the best mean score is fitted to all rows. Machines, scores and
-    choice are those of a loop over plain estimators, at the cost of one fit instead of
-    ``n_iter + 1`` for every fold, ridge and identity weight. Of equal
-    candidates the one with the largest ridge wins, then with the fewest iterations,
-    then with the identity weight nearest to 1.
-
-    To keep the paper's initial metric pass ``identity_weights=(0.0,)``.
+    An :class:`RFAMRegressor`, tuned as :class:`RFAMClassifierCV` tunes a classifier.
 
     Parameters
     ----------
-    ridges : sequence of float, default=(10.0, 1.0, 0.1, 0.01, 0.001)
-        Those of the paper's experiments.
-    identity_weights : sequence of float in [0, 1], default=(0.0, 0.01, 0.1, 1.0)
-        0 is the covariance alone, 1 an RFM.
-    n_iter : int, default=5
-        Iterations 0 to `n_iter` are candidates.
     cv : int, float, splitter, list of splits or None, default=5
         Number of shuffled folds, 5 for None; or the share of rows in one validation
         split; or what scikit-learn takes for `cv` (for groups pass the list of splits).
@@ -1103,21 +1043,10 @@ class RFAMRegressorCV(_Search, RFAMRegressor):  # type: ignore[misc]
         candidate with a score of NaN is never chosen. By default a split with one
         answer only is scored by 1 less its squared error in terms of the variance of
         all targets.
-    random_state : int, RandomState or None, default=None
-        For folds, and handed to every fit. None: other folds in each search.
-    bandwidth : float, default=10.0
-        Width of the kernel, meant for columns scaled to unit variance.
-    device : str, default="auto"
-        Any device of torch. "auto": where X is, or the GPU if there is one and there
-        are at least 2000 rows.
-    max_leaf_size : int, "auto" or None, default="auto"
-        Above that many rows, fit overlapping parts of at most that size, with one
-        metric, and blend them. Work then grows like the number of rows. "auto": parts
-        of 8000 rows above 20000 rows (40000 above 200000 on a GPU). None: never.
-    time_limit_s, n_jobs
+    ridges, identity_weights, n_iter, time_limit_s, n_jobs, random_state
         As in :class:`RFAMClassifierCV`.
-    kernel, exponent, bandwidth_rule, diagonal, center, solver, dtype, \
-    memory_limit, agop_samples, verbose
+    kernel, exponent, bandwidth, bandwidth_rule, diagonal, center, solver, device, \
+    dtype, memory_limit, max_leaf_size, agop_samples, verbose
         As in :class:`~normalign.estimators.RFMRegressor`.
 
     Attributes

@@ -1,4 +1,4 @@
-"""Gradients of fitted machines: what an attack asks of an estimator."""
+"""The learned distance for other models: `transform`, and frames made of it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,224 @@ import warnings
 
 import joblib
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+from scipy.spatial.distance import cdist
+from sklearn import config_context
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+import normalign as na
 from normalign.estimators import (
     RFAMClassifier,
+    RFAMClassifierCV,
     RFAMRegressor,
     RFMClassifier,
+    RFMRegressor,
     as_torch,
 )
+from normalign.estimators._predict import probabilities, temperature
+from normalign.kernels import KERNELS, kernel_matrix
 from normalign.robustness import masking_report, minimal_radius, pgd
+from tests.estimators.samples import CODES, FRESH, WORDS
+from tests.estimators.samples import X as SAMPLE_X
 
-NAMES = np.array(["ant", "bee", "cat"])
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 4)) + np.array([0.0, 5.0, -3.0, 100.0])
+Y = np.sign(X[:, 0] * (X[:, 1] - 5))
+NAMES = ["a", "b", "c", "d"]
+FRAME = pd.DataFrame(X, columns=NAMES, index=range(100, 160))
+
+
+@pytest.mark.parametrize("kernel", ["laplace", "gaussian", "product_laplace"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"diagonal": True}, {"max_leaf_size": 40}, {"n_iter": 0}]
+)
+def test_plain_distances_of_the_placed_are_those_of_the_kernel(kernel, settings):
+    machine = RFMRegressor(kernel=kernel, dtype="float64", random_state=0, **settings)
+    placed = machine.fit(X, Y).transform(X)
+    bandwidth = machine.bandwidth_
+    flat = "cityblock" if kernel == "product_laplace" else "euclidean"
+    apart = cdist(placed, placed, flat) / bandwidth
+    expected = np.exp(-(apart**2) / 2 if kernel == "gaussian" else -apart)
+    points = torch.tensor(X - machine.location_)
+    found = kernel_matrix(
+        points, points, KERNELS[kernel](bandwidth=bandwidth),
+        metric=torch.tensor(machine.metric_, dtype=torch.float64),
+    ).numpy()  # fmt: skip
+    # roots of squares: half of the digits, where rows are near each other
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_columns_are_stretched_by_what_matters():
+    machine = RFAMClassifier(diagonal=True).fit(X, Y)
+    spread = machine.transform(X).std(axis=0)
+    np.testing.assert_allclose(
+        spread**2 / (spread**2).sum(), machine.feature_importances_, rtol=1e-6
+    )
+
+
+def test_frames_come_back_with_their_names_and_rows():
+    machine = RFAMClassifier().set_output(transform="pandas").fit(FRAME, Y)
+    found = machine.transform(FRAME)
+    assert list(found.columns) == NAMES
+    assert found.index.equals(FRAME.index)
+    assert isinstance(machine.predict(FRAME), np.ndarray)  # of answers nothing is said
+    with config_context(transform_output="pandas"):
+        assert isinstance(RFAMClassifier().fit_transform(FRAME, Y), pd.DataFrame)
+    assert isinstance(RFAMClassifier().fit_transform(FRAME, Y), np.ndarray)
+
+
+def test_a_whole_pipeline_makes_frames_and_still_answers():
+    mixed = FRAME.assign(word=np.where(Y > 0, "up", "down"), flag=X[:, 2] > -3)
+    pipeline = na.make_tabular_pipeline(RFAMClassifier())
+    plain = pipeline.fit(mixed, Y).predict(mixed)
+    pipeline.set_output(transform="pandas").fit(mixed, Y)
+    np.testing.assert_array_equal(pipeline.predict(mixed), plain)
+    names = list(pipeline[:-1].get_feature_names_out())
+    assert list(pipeline["machine"].feature_names_in_) == names
+    found = pipeline.transform(mixed)
+    assert isinstance(found, pd.DataFrame)
+    assert list(found.columns) == names
+
+
+def test_tensors_and_precisions_come_back_as_they_were():
+    machine = RFAMClassifier().fit(X, Y)
+    single = machine.transform(torch.tensor(X, dtype=torch.float32))
+    assert isinstance(single, torch.Tensor)
+    assert single.dtype == torch.float32
+    np.testing.assert_allclose(single.numpy(), machine.transform(X), atol=1e-4)
+
+
+def test_neighbours_see_what_the_machine_has_learned():
+    rows = RNG.normal(size=(600, 8))
+    labels = rows[:, 0] * rows[:, 1] > 0  # six columns are noise
+    inside = RFAMClassifierCV(identity_weights=(1.0,), ridges=(0.1,), random_state=0)
+    helped = make_pipeline(inside, KNeighborsClassifier(7))
+    helped.fit(rows[:400], labels[:400])
+    alone = KNeighborsClassifier(7).fit(rows[:400], labels[:400])
+    gain = helped.score(rows[400:], labels[400:]) - alone.score(
+        rows[400:], labels[400:]
+    )
+    assert gain > 0.1
+
+
+def test_an_unfitted_machine_places_nothing():
+    with pytest.raises(NotFittedError):
+        RFAMClassifier().transform(X)
+
+
+def drawn(n, k, factor, seed=0):
+    """Outputs, and labels drawn from the softmax of a multiple of them."""
+    rng = np.random.default_rng(seed)
+    outputs = rng.normal(size=(n, k))
+    chances = probabilities(outputs, factor)
+    codes = np.array([rng.choice(k, p=row) for row in chances])
+    return outputs, codes
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0, 8.0])
+def test_the_temperature_that_made_the_labels_is_found(factor):
+    outputs, codes = drawn(4000, 3, factor)
+    # the relative error of a maximum-likelihood factor here is about 2/sqrt(4000)
+    found = temperature(outputs, np.eye(3)[codes])
+    assert found == pytest.approx(factor, rel=0.15)
+
+
+def test_it_is_the_minimum_of_the_smoothed_log_loss():
+    outputs, codes = drawn(80, 4, 3.0)
+    smoothing = 1 / 82
+    wanted = (1 - smoothing) * np.eye(4)[codes] + smoothing / 4
+
+    def loss(log_factor):
+        return -(wanted * np.log(probabilities(outputs, np.exp(log_factor)))).sum()
+
+    least = minimize_scalar(loss, bounds=(-5, 5), options={"xatol": 1e-10})
+    found = temperature(outputs, np.eye(4)[codes])
+    # a minimum is flat: half the digits of its value
+    assert np.log(found) == pytest.approx(least.x, abs=1e-6)
+
+
+@given(st.integers(0, 2**31), st.integers(2, 5))
+def test_weights_are_repetitions(seed, k):
+    rng = np.random.default_rng(seed)
+    outputs, codes = rng.normal(size=(12, k)), rng.integers(0, k, size=12)
+    weights = rng.integers(1, 4, size=12)
+    weighted = temperature(outputs, np.eye(k)[codes], weights=weights)
+    repeated = temperature(
+        outputs.repeat(weights, axis=0), np.eye(k)[codes.repeat(weights)]
+    )
+    assert weighted == pytest.approx(repeated, rel=1e-9)
+
+
+def test_outputs_that_are_wrong_or_equal_get_no_certainty():
+    wrong = np.array([[1.0, 0.0], [0.0, 1.0]])
+    assert temperature(wrong, wrong[::-1]) == 0.01
+    assert temperature(np.ones((3, 2)), np.eye(2)[[0, 1, 1]]) == 1.0
+
+
+def test_outputs_that_are_right_by_a_hair_are_not_blown_up_without_end():
+    assert temperature(1e-9 * np.eye(2), np.eye(2)) == 1e4
+
+
+def test_few_rows_without_a_mistake_do_not_make_it_sure():
+    right = np.eye(2)[[0, 1, 0, 1]]
+    sure = probabilities(right, temperature(right, right)).max()
+    # Platt's rule: with four rows about (4 + 1) / (4 + 2) and a half of the rest
+    assert sure == pytest.approx(1 - 1 / 12, rel=1e-6)
+
+
+def test_probabilities_are_better_than_shares_and_than_the_outputs_clipped():
+    machine = RFMClassifier().fit(SAMPLE_X, WORDS)
+    rng = np.random.default_rng(5)
+    fresh = rng.normal(size=(300, 4))
+    numbers = np.sin(2 * fresh[:, 0]) + 0.3 * fresh[:, 1]
+    reference = np.sin(2 * SAMPLE_X[:, 0]) + 0.3 * SAMPLE_X[:, 1]
+    codes = np.digitize(numbers, np.quantile(reference, [1 / 3, 2 / 3]))
+    found = log_loss(codes, machine.predict_proba(fresh), labels=[0, 1, 2])
+    clipped = machine.decision_function(fresh).clip(1e-3)
+    clipped /= clipped.sum(axis=1, keepdims=True)
+    assert found < 0.8 * np.log(3)
+    assert found < log_loss(codes, clipped, labels=[0, 1, 2])
+
+
+def test_the_temperature_comes_from_machines_without_each_row():
+    settings = {"n_iter": 0, "center": False}
+    machine = RFMClassifier(**settings).fit(SAMPLE_X, WORDS)
+    left_out = []
+    for i in range(len(SAMPLE_X)):
+        others = np.arange(len(SAMPLE_X)) != i
+        part = RFMClassifier(**settings).fit(SAMPLE_X[others], WORDS[others])
+        left_out.append(part.decision_function(SAMPLE_X[[i]])[0])
+    wanted = temperature(np.array(left_out), np.eye(3)[CODES])
+    assert machine.temperature_ == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("labels", [WORDS, WORDS == "ant"])
+def test_the_likeliest_class_is_the_predicted_one(labels):
+    machine = RFMClassifier().fit(SAMPLE_X, labels)
+    likeliest = machine.classes_[machine.predict_proba(FRESH).argmax(axis=1)]
+    np.testing.assert_array_equal(likeliest, machine.predict(FRESH))
+
+
+def test_who_is_strict_about_underflow_gets_the_same_probabilities():
+    wanted = RFMClassifier(n_iter=1).fit(SAMPLE_X, WORDS).predict_proba(SAMPLE_X)
+    with np.errstate(all="raise"):
+        found = RFMClassifier(n_iter=1).fit(SAMPLE_X, WORDS).predict_proba(SAMPLE_X)
+    np.testing.assert_array_equal(found, wanted)
+    with np.errstate(all="raise"):
+        np.testing.assert_array_equal(probabilities(np.eye(2), 1e4), np.eye(2))
+
+
+PULL_BACK_NAMES = np.array(["ant", "bee", "cat"])
 
 
 def table(n=90, d=4, seed=0):
@@ -36,7 +238,7 @@ def classes(X, k=3):
 def fitted(k=3, **settings):
     X = table()
     model = RFAMClassifier(identity_weight=0.5, n_iter=1, dtype="float64", **settings)
-    return model.fit(X, NAMES[classes(X, k)]), X
+    return model.fit(X, PULL_BACK_NAMES[classes(X, k)]), X
 
 
 def new_rows(n=7):
@@ -98,7 +300,7 @@ def test_a_regressor_pulls_back_its_targets():
 
 def test_a_machine_in_leaves_pulls_back_through_their_blend():
     X = table(400)
-    y = NAMES[classes(X)]
+    y = PULL_BACK_NAMES[classes(X)]
     model = RFAMClassifier(n_iter=1, max_leaf_size=128, dtype="float64").fit(X, y)
     assert len(model.leaves_["offsets"]) > 2
     x = new_rows()
@@ -175,7 +377,7 @@ def test_a_machine_that_is_a_map_of_a_file_answers_without_a_warning(
 
 def test_an_attack_ends_where_the_estimator_itself_is_wrong():
     model, X = fitted(2)
-    y = NAMES[classes(X, 2)]
+    y = PULL_BACK_NAMES[classes(X, 2)]
     attack = pgd(model, X, y, radii=[0.5], loss="margin", keep="best")
     wrong = model.predict(attack.points[0].numpy()) != y
     assert np.array_equal(wrong, attack.broken[0].numpy())
@@ -184,7 +386,7 @@ def test_an_attack_ends_where_the_estimator_itself_is_wrong():
 
 def test_a_pipeline_is_refused_and_its_last_step_taken():
     X = table()
-    y = NAMES[classes(X)]
+    y = PULL_BACK_NAMES[classes(X)]
     pipeline = make_pipeline(StandardScaler(), RFAMClassifier(n_iter=0)).fit(X, y)
     with pytest.raises(TypeError, match=r"got Pipeline\. .*pipeline\[:-1\].transform"):
         pgd(pipeline, X, y, radii=0.1)
@@ -200,16 +402,16 @@ def test_a_pipeline_is_refused_and_its_last_step_taken():
 def test_an_estimator_without_gradients_points_to_its_torch_form():
     X = table()
     codes = classes(X)
-    model = LogisticRegression(max_iter=1000).fit(X, NAMES[codes])
+    model = LogisticRegression(max_iter=1000).fit(X, PULL_BACK_NAMES[codes])
     words = (
         r"^pgd: model must be callable, .*, got LogisticRegression\. "
         r"Pass normalign\.estimators\.as_torch\(model\)"
     )
     with pytest.raises(TypeError, match=words):
-        pgd(model, X, NAMES[codes], radii=0.1)
+        pgd(model, X, PULL_BACK_NAMES[codes], radii=0.1)
     rows = torch.as_tensor(X)
     attack = pgd(as_torch(model), rows, codes, radii=0.1)
-    assert attack.accuracy == model.score(X, NAMES[codes])
+    assert attack.accuracy == model.score(X, PULL_BACK_NAMES[codes])
 
 
 @pytest.mark.parametrize("attacked", [pgd, minimal_radius, masking_report])
@@ -222,7 +424,7 @@ def test_an_attack_needs_a_classifier_of_one_label(attacked):
         words = f"^{name}: model must be a classifier, got {type(model).__name__}"
         with pytest.raises(TypeError, match=words):
             attacked(model, X, y, **size)
-    two = np.stack([NAMES[y], NAMES[1 - y]], axis=1)
+    two = np.stack([PULL_BACK_NAMES[y], PULL_BACK_NAMES[1 - y]], axis=1)
     several = RFAMClassifier(n_iter=0).fit(X, two)
     words = f"^{name}: model must be a classifier with one label per sample, got a RFAM"
     with pytest.raises(ValueError, match=words):
@@ -233,7 +435,7 @@ def test_an_estimator_without_a_fit_is_refused():
     with pytest.raises(NotFittedError):
         RFAMClassifier().pull_back(new_rows(), lambda found, rows: found)
     with pytest.raises(TypeError, match="has classes_ once it is fitted"):
-        pgd(RFAMClassifier(), table(3), NAMES, radii=0.1)
+        pgd(RFAMClassifier(), table(3), PULL_BACK_NAMES, radii=0.1)
 
 
 @pytest.mark.parametrize(
