@@ -53,7 +53,7 @@ def test_a_tensor_goes_to_numpy_and_back(dtype):
     tensor = torch.arange(3, dtype=dtype)
     array = as_numpy(tensor)
     assert isinstance(array, np.ndarray)
-    back = Origin.of(tensor).restored(array)
+    back = Origin.of(tensor).restore(array)
     torch.testing.assert_close(back, tensor)
 
 
@@ -87,7 +87,7 @@ def test_any_array_of_the_standard_goes_to_numpy_and_back(device):
     array = as_numpy(values)
     assert type(array) is np.ndarray
     np.testing.assert_array_equal(array, [1.0, 2.0])
-    back = Origin.of(values).restored(array)
+    back = Origin.of(values).restore(array)
     assert back.device == device
     assert bool(array_api_strict.all(back == values))
 
@@ -124,13 +124,13 @@ def test_arrays_with_a_way_of_their_own_are_read_by_it(values):
 @pytest.mark.parametrize("values", [[1, 2], np.ones(2), pd.Series([1, 2])])
 def test_what_numpy_reads_itself_is_left_alone(values):
     assert as_numpy(values) is values
-    assert Origin.of(values).restored(np.ones(2)) is not None
-    assert type(Origin.of(values).restored(np.ones(2))) is np.ndarray
+    assert Origin.of(values).restore(np.ones(2)) is not None
+    assert type(Origin.of(values).restore(np.ones(2))) is np.ndarray
 
 
 def test_texts_stay_with_numpy():
     words = np.array(["a", "b"])
-    assert Origin.of(torch.ones(2)).restored(words) is words
+    assert Origin.of(torch.ones(2)).restore(words) is words
 
 
 def strict(table, device):
@@ -158,7 +158,7 @@ def test_arrays_of_any_library_come_back_as_that_library_has_them(kind, table, f
     codes = np.unique(y, return_inverse=True)[1] if y.dtype.kind == "U" else y
     codes = codes.astype(as_numpy(table).dtype)
     plain = kind(n_iter=1).fit(as_numpy(table), codes)
-    given = Origin.of(table).restored(codes)
+    given = Origin.of(table).restore(codes)
     machine = kind(n_iter=1).fit(table, given)
     for name in METHODS:
         if not hasattr(machine, name):
@@ -207,19 +207,19 @@ class Coarse:
 def test_labels_that_a_device_cannot_hold_are_refused_and_not_narrowed(dtype):
     origin = Origin(Coarse, "coarse")
     few = np.array([1, 2**24], dtype=dtype)
-    np.testing.assert_array_equal(origin.restored(few, exact=True), few)
+    np.testing.assert_array_equal(origin.restore(few, exact=True), few)
     words = (
         r"^predict: X must be on a device that holds .*64, got coarse, which has no 8"
     )
     with pytest.raises(ValueError, match=words):
-        origin.restored(np.array([1, 2**33 + 1], dtype=dtype), exact=True)
+        origin.restore(np.array([1, 2**33 + 1], dtype=dtype), exact=True)
 
 
 def test_numbers_are_rounded_for_a_device_but_not_to_infinity():
     origin = Origin(Coarse, "coarse")
-    assert origin.restored(np.array([1 / 3])) == np.float32(1 / 3)
+    assert origin.restore(np.array([1 / 3])) == np.float32(1 / 3)
     with pytest.raises(ValueError, match="coarse, which has no 1e"):
-        origin.restored(np.array([1.0, 1e40]))
+        origin.restore(np.array([1.0, 1e40]))
 
 
 @pytest.mark.parametrize("dtype", [">i8", ">i4", ">f8", ">u2", "<i8", np.longdouble])

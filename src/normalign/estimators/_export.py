@@ -254,7 +254,7 @@ def _pca(step: Any) -> nn.Module:
 
 
 class ClippedScaling(ScalingLayer):
-    r"""Rows in the frame of a machine, those too far to matter nearer, but not near.
+    r"""Rows scaled as a machine scales them; those too far to matter are clipped.
 
     .. math:: x \mapsto \mathrm{clip}\bigl((x - m) / u\bigr)
 
@@ -266,7 +266,7 @@ class ClippedScaling(ScalingLayer):
     location : Tensor of shape (d,)
     unit : float
     bandwidth : float
-        Of the kernel, in the frame.
+        Of the kernel, in scaled units.
     dtype : torch.dtype
         In which the machine predicts.
 
@@ -287,7 +287,7 @@ class ClippedScaling(ScalingLayer):
         self.far_in_single = min(far, clip_limit(torch.float32, bandwidth))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the rows in the frame, of shape (n, d)."""
+        """Return the scaled rows, of shape (n, d)."""
         placed = (x - self.centre) / self.scale
         far = self.high if placed.dtype == torch.float64 else self.far_in_single
         far = min(far, torch.finfo(placed.dtype).max)
@@ -384,7 +384,7 @@ class Blend(nn.Module):
 
     .. math:: f(x) = b + \sum_\ell g_\ell(x) f_\ell(x)
 
-    Every part is asked about every row, so that functions of :mod:`torch.func` can pass
+    Every part is evaluated at every row, so that functions of :mod:`torch.func` can pass
     through: ``n * m`` numbers are held for the largest part.
 
     Parameters
@@ -448,7 +448,7 @@ def machine_module(callee: str, fitted: Any) -> nn.Module:
             f"{callee}: fitted must be a classifier with one label per sample, got "
             f"a {type(fitted).__name__} with several. Fit one classifier per label."
         )
-    frame = ClippedScaling(
+    scaling = ClippedScaling(
         dense(fitted.location_),
         fitted.unit_,
         bandwidth=fitted.bandwidth_ / fitted.unit_,
@@ -456,15 +456,15 @@ def machine_module(callee: str, fitted: Any) -> nn.Module:
     )
     leaves = getattr(fitted, "leaves_", None)
     return nn.Sequential(
-        frame, _single(fitted, frame) if leaves is None else _blend(fitted, leaves)
+        scaling, _single(fitted, scaling) if leaves is None else _blend(fitted, leaves)
     )
 
 
-def _single(fitted: FittedMachine, frame: nn.Module) -> nn.Module:
+def _single(fitted: FittedMachine, scaling: nn.Module) -> nn.Module:
     return _expansion(
         fitted,
         _root(fitted),
-        frame(dense(fitted.X_fit_)),
+        scaling(dense(fitted.X_fit_)),
         dense(fitted.dual_coef_),
         dense(fitted.intercept_),
     )
@@ -757,7 +757,7 @@ def _binary_score(part: Any) -> nn.Module:
 
 
 def _refuse_tables(fitted: Any, name: str) -> None:
-    """Complain of a pipeline that takes mixed tables, which are no tensors."""
+    """Refuse a pipeline that takes mixed tables, which are no tensors."""
     steps = fitted.steps if isinstance(fitted, Pipeline) else []
     for _, step in steps[:-1]:
         last = f'as_torch({name}["{steps[-1][0]}"])'

@@ -1,4 +1,4 @@
-"""What people hand in: arrays, frames, labels, numbers, weights and parameters."""
+"""The caller's data and parameters: arrays, frames, labels, targets, weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _DATES = (
 
 _DATE_FIRST = re.compile(r"\d{4}-\d\d-\d\d(?!\d)", re.ASCII)
 
-# Those of pandas, which need not be there to import, are told by their names.
+# Those of pandas, which may not be installed, are recognised by their names.
 _ABSENT = ("NoneType", "NAType", "NaTType", "MaskedConstant")
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d{1,3})?", re.ASCII | re.I)
@@ -264,15 +264,15 @@ def fill_mask(values: np.ma.MaskedArray) -> np.ndarray:
     return objects
 
 
-# How polars, pyarrow and those who exchange tables with them can be told.
+# How frames of polars, pyarrow and libraries like them are recognised.
 _EXCHANGES = ("__dataframe__", "__arrow_c_stream__")
 
 
 def in_pandas(callee: str, values: Any) -> Any:
     """Return a frame of another library as pandas has it; leave all else alone.
 
-    What columns hold (dates, texts, categories) is then told in one way. Where pandas,
-    or what takes a frame there, is not installed, a frame of numbers is an array.
+    Types of columns (dates, texts, categories) are then found in one way. Without
+    pandas, or what converts the frame, a frame of numbers becomes an array.
 
     Examples
     --------
@@ -289,14 +289,14 @@ def in_pandas(callee: str, values: Any) -> Any:
         array = np.asarray(values)
         if array.dtype.kind in "biuf":
             return array
-        told = f"whose to_pandas() fails ({error})"
-        raise TypeError(_refusal(callee, values, told)) from error
+        reason = f"whose to_pandas() fails ({error})"
+        raise TypeError(_refusal(callee, values, reason)) from error
 
 
 def _is_foreign(kind: type) -> bool:
     """Whether a type is that of a frame or column, but not of pandas.
 
-    The type is asked and not the value, whose columns may be work to find out.
+    It looks at the type: the columns of a value may take work.
     """
     framed = any(hasattr(kind, name) for name in _EXCHANGES)
     if not framed and not hasattr(kind, "columns"):
@@ -306,9 +306,9 @@ def _is_foreign(kind: type) -> bool:
     return all(base.__module__.partition(".")[0] != "pandas" for base in kind.__mro__)
 
 
-def _refusal(callee: str, values: Any, told: str) -> str:
+def _refusal(callee: str, values: Any, reason: str) -> str:
     kind = type(values)
-    name = f"a {kind.__name__} of {kind.__module__.partition('.')[0]}, {told}"
+    name = f"a {kind.__name__} of {kind.__module__.partition('.')[0]}, {reason}"
     lazy = hasattr(kind, "collect") and not hasattr(kind, "to_pandas")
     remedy = "Pass X.collect()." if lazy else "Pass a pandas DataFrame, or an array."
     return complaint(callee, "X", "a table that pandas or numpy has", name, remedy)
@@ -322,7 +322,7 @@ _NUMBERS = "biuf"
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a caller's table came from, so that answers can go back there.
+    """The array library and device of a caller's table, for results to go back to.
 
     Parameters
     ----------
@@ -334,7 +334,7 @@ class Origin:
 
     Examples
     --------
-    >>> Origin.of(torch.zeros(2)).restored(np.array([1.0, 2.0]))
+    >>> Origin.of(torch.zeros(2)).restore(np.array([1.0, 2.0]))
     tensor([1., 2.], dtype=torch.float64)
     """
 
@@ -350,36 +350,36 @@ class Origin:
             return cls()
         return cls(values.__array_namespace__(), values.device)
 
-    def restored(self, answer: np.ndarray, *, exact: bool = False) -> Any:
-        """The answer as an array of this origin; strings have none but numpy's.
+    def restore(self, values: np.ndarray, *, exact: bool = False) -> Any:
+        """Values as an array of this origin; strings stay numpy's.
 
         Some devices have nothing of 64 bits: there it is rounded, unless it must be
         exact, as labels must.
         """
-        if self.namespace is None or answer.dtype.kind not in "biuf":
-            return answer
+        if self.namespace is None or values.dtype.kind not in "biuf":
+            return values
         try:
-            return self._convert(answer)
+            return self._convert(values)
         except (TypeError, ValueError) as error:
-            if answer.dtype.itemsize < 8:
+            if values.dtype.itemsize < 8:
                 raise
             with np.errstate(over="ignore"):
-                narrow = answer.astype(
-                    f"{answer.dtype.kind}{answer.dtype.itemsize // 2}"
+                narrow = values.astype(
+                    f"{values.dtype.kind}{values.dtype.itemsize // 2}"
                 )
-            lost = narrow != answer if exact else np.isinf(narrow) & ~np.isinf(answer)
+            lost = narrow != values if exact else np.isinf(narrow) & ~np.isinf(values)
             if lost.any():
                 raise ValueError(
-                    f"predict: X must be on a device that holds {answer.dtype}, "
-                    f"got {self.device}, which has no {answer[lost][0]}. Pass it "
+                    f"predict: X must be on a device that holds {values.dtype}, "
+                    f"got {self.device}, which has no {values[lost][0]}. Pass it "
                     "as a numpy array."
                 ) from error
             return self._convert(narrow)
 
-    def _convert(self, answer: np.ndarray) -> Any:
+    def _convert(self, values: np.ndarray) -> Any:
         if self.namespace is torch:
-            return torch.as_tensor(answer, device=self.device)
-        return self.namespace.asarray(answer, device=self.device)
+            return torch.as_tensor(values, device=self.device)
+        return self.namespace.asarray(values, device=self.device)
 
 
 def as_numpy(values: Any) -> Any:
@@ -411,8 +411,8 @@ def check_features(estimator: Any, X: Any, *, reset: bool) -> np.ndarray:
     """Return X as a finite float table, and keep or compare its columns' names.
 
     Numbers in any form pass (float32 stays float32, all else is float64): integers,
-    booleans, pandas' nullable types. What must be encoded or filled first is refused,
-    with the name of what does that.
+    booleans, pandas' nullable types. Errors for other
+    columns name what encodes or fills them.
     """
     callee = type(estimator).__name__
     refuse_records(callee, X)
@@ -430,7 +430,7 @@ def check_features(estimator: Any, X: Any, *, reset: bool) -> np.ndarray:
 
 
 def _validate(estimator: Any, given: Any, *, reset: bool) -> np.ndarray:
-    """What scikit-learn makes of a table; what it refuses in the form of the house."""
+    """The table by scikit-learn's checks, with errors in this library's form."""
     try:
         table: Any = validate_data(
             estimator,
@@ -460,7 +460,7 @@ def _is_plain(table: Any) -> bool:
 
 
 def refuse_records(callee: str, X: Any) -> None:
-    """Complain of rows that name their values: they are no table yet."""
+    """Refuse rows that name their values: they are no table yet."""
     rows = isinstance(X, list | tuple) and len(X) > 0 and isinstance(X[0], Mapping)
     fields = getattr(getattr(X, "dtype", None), "names", None)
     if rows or fields is not None:
@@ -472,7 +472,7 @@ def refuse_records(callee: str, X: Any) -> None:
 
 
 def require_dense(callee: str, values: Any, *, name: str = "X") -> None:
-    """Complain of what is sparse, or has no values."""
+    """Refuse what is sparse, or has no values."""
     tensor = isinstance(values, torch.Tensor)
     loose = sparse.issparse(values) or (tensor and values.layout is not torch.strided)
     if loose:
@@ -496,8 +496,8 @@ def require_dense(callee: str, values: Any, *, name: str = "X") -> None:
 
 
 def _require_columns(callee: str, X: Any) -> None:
-    """Complain of a frame without columns, or with equal names."""
-    # the second sentence is the one that scikit-learn's users know
+    """Refuse a frame without columns, or with equal names."""
+    # the second sentence is scikit-learn's
     if X.shape[1] == 0:
         raise ValueError(
             f"{callee}: X must be a table of rows and columns, got a DataFrame of "
@@ -564,14 +564,14 @@ def _require_numbers(callee: str, X: Any) -> None:
         return
     found = set().union(*wrong.values())
     if found == {"other"}:
-        # the second sentence is the one that scikit-learn's users know
+        # the second sentence is scikit-learn's
         raise TypeError(
             f"{callee}: X must be numbers, got objects in {_some(list(wrong))}. "
             "float(): argument must be a string or a real number."
         )
     remedies = []
     if "complex" in found:
-        # the first words are those that scikit-learn's users know
+        # the first words are scikit-learn's
         remedies += ["Complex data not supported: make two columns of each."]
     if "date" in found:
         remedies += ["Turn dates into numbers (years, days since ...) first."]
@@ -650,9 +650,9 @@ def check_weights(callee: str, sample_weight: Any, n: int) -> np.ndarray | None:
         )
     bad = ~(np.isfinite(weights) & (weights >= 0))
     if bad.any():
-        told = f"{bad.sum()} that are not, {weights[bad][0]} among them"
+        found = f"{bad.sum()} that are not, {weights[bad][0]} among them"
         raise ValueError(
-            f"{callee}: sample_weight must be finite and not negative, got {told}."
+            f"{callee}: sample_weight must be finite and not negative, got {found}."
         )
     used = weights[weights > 0]
     if len(used) == 0:
@@ -687,7 +687,7 @@ _FEW_ROWS = 20
 
 @dataclass(frozen=True)
 class Targets:
-    """The training answers of n rows as k columns of numbers.
+    """The training targets of n rows as k columns of numbers.
 
     Parameters
     ----------
@@ -698,9 +698,9 @@ class Targets:
     classes : tuple of ndarray
         For labels: the sorted classes of each label column.
     flat : bool
-        Whether the answers came as one column, (n,).
+        Whether the targets came as one column, (n,).
     cautions : tuple of Warning
-        What is to be told, once, to whoever gave them.
+        Warnings for the caller.
     """
 
     columns: np.ndarray
@@ -771,7 +771,7 @@ def label_targets(
 
 
 def _require_room(callee: str, n: int, k: int) -> None:
-    """Complain of classes whose indicators, targets and coefficients will not fit."""
+    """Refuse classes whose indicators, targets and coefficients will not fit."""
     needed = 3 * 8 * n * k
     if needed <= UNASKED:
         return
@@ -796,7 +796,7 @@ def _cautions(column: bool, found: list[tuple[np.ndarray, np.ndarray]]) -> tuple
 
 
 def plain_labels(callee: str, y: Any, *, n: int | None = None) -> np.ndarray:
-    """Return labels as plain arrays have them, of the kind of a machine's answers.
+    """Return labels as plain arrays have them, of the kind that a machine predicts.
 
     Objects that are all integers, floats or booleans become these. There must be n.
 
@@ -882,7 +882,7 @@ def split_blocks(outputs: np.ndarray, sizes: tuple[int, ...]) -> list[np.ndarray
 
 def _require_targets(callee: str, y: Any) -> None:
     if y is None:
-        # the second sentence is the one that scikit-learn's users know
+        # the second sentence is scikit-learn's
         raise ValueError(
             f"{callee}: y must be given, got None. This estimator requires y to be "
             "passed, but the target y is None."
@@ -1018,7 +1018,7 @@ def _require_discrete(callee: str, name: str, column: np.ndarray) -> None:
             f"{callee}: {name} must be finite labels, got {infinite.sum()} "
             "infinite. Turn them into texts."
         )
-    # the last words are those that scikit-learn's users know
+    # the last words are scikit-learn's
     if not (column == np.floor(column)).all():
         raise ValueError(
             f"{callee}: {name} must be labels, got numbers with fractions. A "

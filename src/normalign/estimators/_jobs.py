@@ -76,8 +76,8 @@ def _machine() -> str:
 class Pace:
     """How long iterations take, and whether another one would end in time.
 
-    A compiler that has to be waited for, once on a machine, does not count: it says
-    nothing about the next iteration.
+    The time of a compiler, once on a machine, does not count: the next iteration does
+    not have it.
 
     Parameters
     ----------
@@ -105,8 +105,8 @@ def memory_share(
 ) -> int | None:
     """Bytes for each of the workers at one time, of a limit or of what is free now.
 
-    What is free is divided before they begin: one that asked later would see what
-    the others have left.
+    What is free is divided before they begin: a later one would see only what the
+    others have left.
 
     Examples
     --------

@@ -2,11 +2,10 @@ r"""Machines for large tables: Algorithm 1 with many small systems instead of on
 
 .. math:: f(x) = \sum_\ell g_\ell(x) f_\ell(x), \qquad \sum_\ell g_\ell = 1
 
-A tree of smooth cuts (:class:`Tree`) divides the rows; a
-cut goes through the median along the top direction of the metric that a machine on a
-sample of its rows learns. In every iteration each leaf solves its own system, and the
-next metric is the mean of the gradient outer products over the rows of all leaves, each
-row counted once:
+A tree of smooth cuts (:class:`Tree`) divides the rows; a cut goes through the median
+along the top direction of the metric that a machine on a sample of its rows learns. In
+every iteration each leaf solves its own system, and the next metric is the mean of the
+gradient outer products over the rows of all leaves, each row counted once:
 
 .. math:: M \leftarrow \frac{1}{n} \sum_\ell \sum_i
           g_\ell(x_i) \, J_\ell(x_i)^\top J_\ell(x_i)
@@ -102,7 +101,7 @@ class Tree:
     with the :func:`smoothstep` s and the band :math:`[a, b]` of each cut. The gate of
     a leaf is the product along its path. The gates are at least 0, sum to 1, are once
     differentiable, and are 0 outside the leaf's cell widened by the bands, so a point
-    is answered by few leaves. All arithmetic is float64, whatever the machines use.
+    has few leaves to evaluate. All arithmetic is float64, whatever the machines use.
 
     Parameters
     ----------
@@ -466,7 +465,7 @@ class PartitionedFit:
     report : Report
         The worst of all leaves.
     left_out : LeaveOneOut or None
-        Blended; a row that was given several times has one entry per distinct answer.
+        Blended; a row that was given several times has one entry per distinct target.
     """
 
     x_fit: np.ndarray
@@ -726,164 +725,12 @@ class Units:
         return Units(distinct[:, 0].astype(int), distinct[:, 1:], weights)
 
 
-class Sweeps:
-    """The iterations of Algorithm 1 on all leaves, one after the other."""
-
-    def __init__(
-        self,
-        grown: GrownTree,
-        rows: Rows,
-        recipe: Recipe,
-        n_jobs: int | None,
-        seed: int,
-        n_left_out: int,
-        units: Units,
-    ) -> None:
-        self.grown, self.rows, self.recipe, self.n_jobs = grown, rows, recipe, n_jobs
-        self.random = np.random.default_rng([seed, 1])
-        # Merged rows have an order of their own, so these are the same in every fit.
-        self.calibration_rows = select_rows(len(rows[0]), n_left_out)
-        self.units = units.of(self.calibration_rows) if n_left_out else None
-        self.leaves = [leaf.numpy() for leaf in grown.leaves]
-        self.precise = [False] * len(self.leaves)
-        self.unweighted = bool((rows[2] == 1).all())
-        self.gates = [np.zeros(len(leaf)) for leaf in self.leaves]
-        for leaf, reached, gate, _ in grown.tree.visits(torch.from_numpy(rows[0])):
-            inside = np.isin(reached.numpy(), self.leaves[leaf])
-            place = np.searchsorted(self.leaves[leaf], reached.numpy()[inside])
-            self.gates[leaf][place] = gate.numpy()[inside]
-        x, weights = recipe.tensor(rows[0]), recipe.tensor(rows[2])
-        self.metric = initial_metric(
-            x,
-            identity_weight=recipe.identity_weight,
-            weights=None if self.unweighted else weights,
-            diagonal=recipe.diagonal,
-        )
-
-    def advance(self, index: int, *, last: bool, bar: Any) -> PartitionedFit:
-        """Solve all leaves in the present metric, and learn the next one."""
-        recipe = replace(self.recipe, kernel=self._kernel())
-        n, metric = len(self.rows[0]), self.metric.cpu().numpy()
-        sampled = np.zeros(n, dtype=bool)
-        if not last:
-            sampled[self.random.permutation(n)[: recipe.agop_samples]] = True
-        jobs = [
-            self._job(
-                replace(recipe, dtype=torch.float64) if precise else recipe,
-                metric,
-                leaf,
-                gate,
-                sampled,
-            )
-            for leaf, gate, precise in zip(
-                self.leaves, self.gates, self.precise, strict=True
-            )
-        ]
-        parts = []
-        for part in parallel(solve_part, jobs, self.n_jobs):
-            parts.append(part)
-            bar.update()
-        self.precise = [part.coef.dtype == np.float64 for part in parts]
-        outer = learned(
-            torch.from_numpy(np.sum([part.outer for part in parts], axis=0))
-        )
-        if outer is not None:
-            self.metric = outer.to(self.metric)
-        return self._collect(index, recipe, metric, parts)
-
-    def _kernel(self) -> Kernel:
-        recipe = self.recipe
-        if recipe.bandwidth_rule == "fixed":
-            return recipe.kernel
-        factor = median_distance(
-            recipe.tensor(self.rows[0]),
-            recipe.kernel,
-            metric=self.metric,
-            weights=None if self.unweighted else recipe.tensor(self.rows[2]),
-            generator=torch.Generator().manual_seed(int(self.random.integers(2**31))),
-        )
-        return recipe.kernel.rescaled(factor)
-
-    def _job(
-        self,
-        recipe: Recipe,
-        metric: np.ndarray,
-        leaf: np.ndarray,
-        gate: np.ndarray,
-        sampled: np.ndarray,
-    ) -> PartJob:
-        x, y, weights = (part[leaf] for part in self.rows)
-        at = np.flatnonzero(sampled[leaf] & (gate > 0))
-        return PartJob(
-            recipe,
-            x,
-            y,
-            None if self.unweighted else weights,
-            metric,
-            gradients_at=at,
-            shares=(weights * gate)[at],
-            leave_out=np.flatnonzero(np.isin(leaf, self.calibration_rows)),
-            n_jobs=jobs_at_once(self.n_jobs),
-        )
-
-    def _collect(
-        self, index: int, recipe: Recipe, metric: np.ndarray, parts: list[SolvedPart]
-    ) -> PartitionedFit:
-        tree = self.grown.tree
-        coef = np.concatenate([part.coef for part in parts])
-        return PartitionedFit(
-            x_fit=self.rows[0].astype(coef.dtype),
-            leaves={
-                "rows": np.concatenate(self.leaves),
-                "offsets": np.cumsum([0, *(len(leaf) for leaf in self.leaves)]),
-                "directions": tree.directions.numpy(),
-                "bands": tree.bands.numpy(),
-                "children": tree.children.numpy(),
-            },
-            coef=coef,
-            metric=metric,
-            kernel=recipe.kernel,
-            report=Report.combine([part.report for part in parts], n_iter=index),
-            left_out=None if self.units is None else self._left_out(parts, self.units),
-        )
-
-    def _left_out(self, parts: list[SolvedPart], units: Units) -> LeaveOneOut:
-        """Leave-one-out outputs of the leaves, blended by the gates at their rows.
-
-        A unit of weight goes with its own target: a row that was given twice with two
-        targets must not learn one of them from the other.
-        """
-        outputs = np.zeros_like(units.targets)
-        total = self.rows[2][self.calibration_rows][units.rows]
-        # parts of less than one unit are left out whole, as lighter rows are
-        share = np.minimum(units.weights, 1) / np.minimum(total, 1)
-        for leaf, gate, part in zip(self.leaves, self.gates, parts, strict=True):
-            known = np.flatnonzero(np.isin(leaf, self.calibration_rows))
-            place = np.full(len(self.calibration_rows), -1)
-            place[np.searchsorted(self.calibration_rows, leaf[known])] = np.arange(
-                len(known)
-            )
-            here = place[units.rows] >= 0
-            at, mine = place[units.rows[here]], share[here]
-            targets = units.targets[here]
-            room = 1 - mine + mine * part.room[at]
-            found = targets - (targets - part.fitted[at]) / room[:, None]
-            outputs[here] += gate[known][at, None] * found
-        return LeaveOneOut(outputs, units.targets, units.weights)
-
-
 def merge_rows(
     x: np.ndarray, y: np.ndarray, weights: np.ndarray | None
 ) -> tuple[Rows, Units]:
-    """Distinct rows in an order of their own, mean targets, sums of weights.
+    """Distinct rows in an order of their own, with mean targets and sums of weights.
 
-    And what each of them was made of.
-
-    Parameters
-    ----------
-    x : array of shape (n, d)
-    y : array of shape (n, k)
-    weights : array of shape (n,), optional
+    The second part says which given rows became which merged row.
 
     Examples
     --------
@@ -937,7 +784,7 @@ def partitioned_iterations(
         apart.
     overlap : float in [0, 1)
         Least share of a node's rows on which both children are fitted and between
-        which they are blended; see ``tree.widest_overlap``.
+        which they are blended; see :func:`widest_overlap`.
     n_left_out : int
         Most rows for which leave-one-out outputs are made.
     n_jobs : int, optional
@@ -947,18 +794,136 @@ def partitioned_iterations(
         Show a bar over the leaves on stderr.
     """
     rows, units = merge_rows(x, y, weights)
-    recipe = recipe.share_memory(jobs_at_once(n_jobs))
-    grown = grow(
+    n, at_once = len(rows[0]), jobs_at_once(n_jobs)
+    recipe = recipe.share_memory(at_once)
+    tree, nodes = grow(
         torch.from_numpy(rows[0]),
         max_leaf_size=max_leaf_size,
-        overlap=widest_overlap(len(rows[0]), max_leaf_size, least=overlap),
+        overlap=widest_overlap(n, max_leaf_size, least=overlap),
         axes=CutAxes(rows, recipe, n_jobs, seed),
     )
-    sweeps = Sweeps(grown, rows, recipe, n_jobs, seed, n_left_out, units)
-    total = len(grown.leaves) * (recipe.n_iter + 1)
+    leaves = [node.numpy() for node in nodes]
+    gates = _gates(tree, rows[0], leaves)
+    # Merged rows have an order of their own, so these are the same in every fit.
+    left_out = select_rows(n, n_left_out)
+    units = units.of(left_out) if n_left_out else units
+    unweighted = bool((rows[2] == 1).all())
+    metric = initial_metric(
+        recipe.tensor(rows[0]),
+        identity_weight=recipe.identity_weight,
+        weights=None if unweighted else recipe.tensor(rows[2]),
+        diagonal=recipe.diagonal,
+    )
+    is_precise = [False] * len(leaves)
+    random = np.random.default_rng([seed, 1])
+    total = len(leaves) * (recipe.n_iter + 1)
     with tqdm(total=total, desc="leaves", disable=not progress) as bar:
         for index in range(recipe.n_iter + 1):
-            yield sweeps.advance(index, last=index == recipe.n_iter, bar=bar)
+            kernel = recipe.kernel
+            if recipe.bandwidth_rule != "fixed":
+                generator = torch.Generator().manual_seed(int(random.integers(2**31)))
+                kernel = kernel.rescaled(
+                    median_distance(
+                        recipe.tensor(rows[0]),
+                        kernel,
+                        metric=metric,
+                        weights=None if unweighted else recipe.tensor(rows[2]),
+                        generator=generator,
+                    )
+                )
+            sampled = np.zeros(n, dtype=bool)
+            if index < recipe.n_iter:
+                sampled[random.permutation(n)[: recipe.agop_samples]] = True
+            present = metric.cpu().numpy()
+            jobs = []
+            for leaf, gate, precise in zip(leaves, gates, is_precise, strict=True):
+                dtype = torch.float64 if precise else recipe.dtype
+                at = np.flatnonzero(sampled[leaf] & (gate > 0))
+                jobs.append(
+                    PartJob(
+                        replace(recipe, kernel=kernel, dtype=dtype),
+                        rows[0][leaf],
+                        rows[1][leaf],
+                        None if unweighted else rows[2][leaf],
+                        present,
+                        gradients_at=at,
+                        shares=(rows[2][leaf] * gate)[at],
+                        leave_out=np.flatnonzero(np.isin(leaf, left_out)),
+                        n_jobs=at_once,
+                    )
+                )
+            parts = []
+            for part in parallel(solve_part, jobs, n_jobs):
+                parts.append(part)
+                bar.update()
+            is_precise = [part.coef.dtype == np.float64 for part in parts]
+            outer = learned(
+                torch.from_numpy(np.sum([part.outer for part in parts], axis=0))
+            )
+            if outer is not None:
+                metric = outer.to(metric)
+            coef = np.concatenate([part.coef for part in parts])
+            outputs = None
+            if n_left_out:
+                total_mass = rows[2][left_out][units.rows]
+                outputs = _blend_left_out(
+                    units, total_mass, left_out, leaves, gates, parts
+                )
+            yield PartitionedFit(
+                x_fit=rows[0].astype(coef.dtype),
+                leaves={
+                    "rows": np.concatenate(leaves),
+                    "offsets": np.cumsum([0, *(len(leaf) for leaf in leaves)]),
+                    "directions": tree.directions.numpy(),
+                    "bands": tree.bands.numpy(),
+                    "children": tree.children.numpy(),
+                },
+                coef=coef,
+                metric=present,
+                kernel=kernel,
+                report=Report.combine([part.report for part in parts], n_iter=index),
+                left_out=outputs,
+            )
+
+
+def _gates(tree: Tree, x: np.ndarray, leaves: list[np.ndarray]) -> list[np.ndarray]:
+    """The gate of each leaf at each of its rows."""
+    gates = [np.zeros(len(leaf)) for leaf in leaves]
+    for leaf, reached, gate, _ in tree.visits(torch.from_numpy(x)):
+        inside = np.isin(reached.numpy(), leaves[leaf])
+        place = np.searchsorted(leaves[leaf], reached.numpy()[inside])
+        gates[leaf][place] = gate.numpy()[inside]
+    return gates
+
+
+def _blend_left_out(
+    units: Units,
+    total: np.ndarray,
+    left_out: np.ndarray,
+    leaves: list[np.ndarray],
+    gates: list[np.ndarray],
+    parts: list[SolvedPart],
+) -> LeaveOneOut:
+    """Leave-one-out outputs of the leaves, blended by the gates at their rows.
+
+    A unit of weight goes with its own target: a row that was given twice with two
+    targets must not learn one of them from the other. ``total`` is the weight of the
+    merged row of each unit.
+    """
+    outputs = np.zeros_like(units.targets)
+    # parts of less than one unit are left out whole, as lighter rows are
+    share = np.minimum(units.weights, 1) / np.minimum(total, 1)
+    for leaf, gate, part in zip(leaves, gates, parts, strict=True):
+        known = np.flatnonzero(np.isin(leaf, left_out))
+        place = np.full(len(left_out), -1)
+        place[np.searchsorted(left_out, leaf[known])] = np.arange(len(known))
+        here = place[units.rows] >= 0
+        at, mine = place[units.rows[here]], share[here]
+        targets = units.targets[here]
+        room = 1 - mine + mine * part.room[at]
+        without = targets - (targets - part.fitted[at]) / room[:, None]
+        outputs[here] += gate[known][at, None] * without
+    return LeaveOneOut(outputs, units.targets, units.weights)
 
 
 def fit_partitioned(

@@ -214,7 +214,7 @@ class TableColumns(ColumnTransformer):
                 )
             return
         width, known = np.shape(X)[1], self.n_features_in_
-        # the second sentence is the one that scikit-learn's users know
+        # the second sentence is scikit-learn's
         if width != known:
             raise ValueError(
                 f"{_CALLEE}: X must be a table of {known} columns, as in fit, got "
@@ -237,7 +237,7 @@ class TableColumns(ColumnTransformer):
 
 
 def _names(X: Any) -> list[str]:
-    """Names of a frame's columns, as texts; none of what is no frame."""
+    """Names of a frame's columns, as texts; none for other tables."""
     return [str(name) for name in X.columns] if hasattr(X, "iloc") else []
 
 
@@ -246,15 +246,15 @@ def _some(names: list[str]) -> str:
 
 
 def _as_table(X: Any) -> Any:
-    """A table that ``ColumnTransformer`` can take columns of: a frame, or an array."""
+    """A table whose columns ``ColumnTransformer`` can select: a frame, or an array."""
     refuse_records(_CALLEE, X)
     X = in_pandas(_CALLEE, X)
-    framed = hasattr(X, "iloc") and getattr(X, "ndim", 0) == 2
-    if framed:
+    is_frame = hasattr(X, "iloc") and getattr(X, "ndim", 0) == 2
+    if is_frame:
         _require_rows(X, X.shape)
         _require_names(X.columns)
     require_dense(_CALLEE, X)
-    if framed:
+    if is_frame:
         return X
     table = _array(X)
     _require_rows(X, None if table is None else table.shape)
@@ -278,7 +278,7 @@ def _require_rows(X: Any, shape: tuple[int, ...] | None) -> None:
     if shape is None:  # only then described: that of a frame takes time
         remedy = "Pass a DataFrame, or an array."
         raise ValueError(complaint(_CALLEE, "X", rule, describe(X), remedy))
-    # the last words are those that scikit-learn's users know
+    # the last words are scikit-learn's
     remedy = (
         "Reshape your data: one row is df.iloc[[0]], or X.reshape(1, -1); one column "
         "is df[['name']], or X.reshape(-1, 1)."
@@ -363,7 +363,7 @@ class ColumnsOfKind:
 
 
 def _refuse_dates(name: Any, values: Iterable[Any]) -> None:
-    """Complain of texts that are all dates: each would be a category of its own."""
+    """Refuse texts that are all dates: each would be a category of its own."""
     date = first_date(values)
     if date is not None:
         raise ValueError(
@@ -383,7 +383,7 @@ def _kinds(name: Any, dtype: Any, values: Iterable[Any]) -> set[str]:
         return kinds
     remedy = "Turn dates into numbers (years, days since ...) first."
     if "date" not in strange:
-        # the first words are those that scikit-learn's users know
+        # the first words are scikit-learn's
         remedy = "Complex data not supported: make two columns of each."
     raise ValueError(
         complaint(
@@ -394,7 +394,7 @@ def _kinds(name: Any, dtype: Any, values: Iterable[Any]) -> set[str]:
 
 
 def _column_kinds(dtype: Any, values: Iterable[Any]) -> set[str]:
-    """What a column holds; that of objects is told by their values."""
+    """Kinds of a column's values; those of objects are found value by value."""
     letter = getattr(dtype, "kind", "O")
     for letters, kind in (
         ("iuf", "number"), ("bUST", "text"), ("mM", "date"), ("c", "complex"),
@@ -506,15 +506,14 @@ def _types(values: Iterable[Any]) -> list[str]:
 
 
 def _names_of(step: Any, block: Any) -> list[Any]:
-    """Names of a block's columns; those of arrays are told by ``TableColumns``."""
+    """Names of a block's columns; those of arrays come from ``TableColumns``."""
     named = getattr(block, "columns", None)
     given = getattr(step, "names_", range(np.shape(block)[1]))
     return list(given if named is None else named)
 
 
 def _warn(name: Any, rule: str, got: str, remedy: str) -> None:
-    text = complaint(_CALLEE, f"column {name!r}", rule, got, remedy)
-    warn_caller(text)
+    warn_caller(complaint(_CALLEE, f"column {name!r}", rule, got, remedy))
 
 
 def as_floats(block: Any, *, names: Sequence[Any] = ()) -> np.ndarray:

@@ -84,7 +84,7 @@ def temperature(
     not learned from (left out, or held out), or the factor says how well it
     remembers. The smoothing :math:`\epsilon = 1 / (2 + \sum_i w_i)` is Platt's idea:
     without it a machine that makes no mistake on few rows would be infinitely sure.
-    The answer stays in ``[0.01, 10000]``; one for outputs that do not differ. Weights
+    The factor stays in ``[0.01, 10000]``; one for outputs that do not differ. Weights
     act as repetitions.
 
     Parameters
@@ -318,7 +318,7 @@ class FittedMachine(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         origin = Origin.of(X)
 
         def to_caller(values: np.ndarray) -> Any:
-            return origin.restored(_to_dtype(values, table.dtype))
+            return origin.restore(_to_dtype(values, table.dtype))
 
         machine, _ = self._model()
         scaled = Scaling(self.location_, self.unit_).apply(
@@ -420,7 +420,7 @@ class ClassifierPredictions(ClassifierMixin, FittedMachine):
         ]
         # labels are names: in the precision of X they may be those of no class
         labels = found[0] if _has_one_output(self) else side_by_side(found)
-        return Origin.of(X).restored(labels, exact=True)
+        return Origin.of(X).restore(labels, exact=True)
 
     def predict_proba(self, X: Any) -> Any:
         r"""Probabilities of the classes.
@@ -430,7 +430,7 @@ class ClassifierPredictions(ClassifierMixin, FittedMachine):
         The temperature t makes the labels of at most 500 training rows (64 by conjugate
         gradients; the same ones in every fit) most likely, each under the machine
         fitted without it (in closed form, with the metric held fixed), or those of the
-        rows kept apart by ``validation_fraction``. It does not change which class is
+        rows held out by ``validation_fraction``. It does not change which class is
         the likeliest.
 
         The metric and the intercept (the shares of the classes) have still seen the

@@ -452,8 +452,8 @@ class RFMClassifier(ClassifierPredictions, KernelMachine):
         float32 loses digits the machine goes over to float64 in any case; `dtype_`
         says so.
     memory_limit : int, optional
-        Bytes that a fit may take above its data (a whole float, 1e9, is one, too); by
-        default 80 % of what is free.
+        Bytes that a fit may take above its data (also an integral float, such as 1e9);
+        by default 80% of what is free.
     max_leaf_size : int, "auto" or None, default="auto"
         Above that many rows, cut the table into overlapping parts of at most that
         size, fit machines with one metric to them and blend these smoothly. Work then
@@ -468,7 +468,7 @@ class RFMClassifier(ClassifierPredictions, KernelMachine):
     agop_samples : int, default=20000
         Above that many rows the metric is averaged over a random sample of them.
     n_jobs : int, optional
-        Workers of joblib for the parts of `max_leaf_size`. A whole machine uses the
+        Workers of joblib for the parts of `max_leaf_size`. A single machine uses the
         threads of torch.
     random_state : int, RandomState or None, default=None
         For held-out rows, samples and parts: nothing is random without

@@ -40,7 +40,7 @@ _FAR = {torch.float32: 1e15, torch.float64: 1e150}
 
 
 def clip_limit(dtype: torch.dtype, bandwidth: float) -> float:
-    """Where, in a frame, a kernel of that bandwidth there is zero, and a number.
+    """Scaled coordinate beyond which a kernel of that scaled bandwidth is zero.
 
     Examples
     --------
@@ -70,7 +70,7 @@ class Scaling:
     r"""A table's middle and spread: :math:`x \mapsto (x - m) / u`.
 
     The median of each column, which no outlier moves, and one power of two for all, so
-    that repeated or reordered rows have the very same frame and the division rounds
+    that repeated or reordered rows have the very same scaling and the division rounds
     nothing.
 
     Parameters
@@ -80,8 +80,8 @@ class Scaling:
 
     Examples
     --------
-    >>> frame = Scaling.of(np.array([[1.0, 0.0], [3.0, 8.0]]))
-    >>> frame.location, frame.unit
+    >>> scaling = Scaling.of(np.array([[1.0, 0.0], [3.0, 8.0]]))
+    >>> scaling.location, scaling.unit
     (array([1., 0.]), 8.0)
     """
 
@@ -90,7 +90,7 @@ class Scaling:
 
     @classmethod
     def of(cls, table: np.ndarray, weights: np.ndarray | None = None) -> Scaling:
-        """The frame in which a table lies in ``[-1, 1]``.
+        """The scaling that puts a table into ``[-1, 1]``.
 
         Its origin is the lower median of each column; weights act as repetitions.
         """
@@ -103,7 +103,7 @@ class Scaling:
         return cls(middle, 2 * power_of_two(float(half)) if half else 1.0)
 
     def require_size(self, callee: str) -> None:
-        """Complain if bandwidths and derivatives could not be told in these units."""
+        """Raise if bandwidths and derivatives would be no numbers in these units."""
         if not (_SIZES[0] < self.unit < _SIZES[1]):
             raise ValueError(
                 f"{callee}: X must be spread over {_SIZES[0]:g} to {_SIZES[1]:g}, "
@@ -113,10 +113,9 @@ class Scaling:
     def apply(
         self, table: np.ndarray, dtype: torch.dtype, *, bandwidth: float = 1.0
     ) -> np.ndarray:
-        """The table in this frame; rows too far to matter come nearer, but not near.
+        """The scaled table, with rows too far to matter clipped.
 
-        Squares of their distances are numbers, in units of a bandwidth in this frame,
-        too.
+        Squares of distances are then finite, in units of the scaled bandwidth, too.
         """
         # to infinity, which is far; beside it nothing is a number, and refused
         with np.errstate(over="ignore", invalid="ignore"):
@@ -128,7 +127,7 @@ class Scaling:
         return inside.astype(str(dtype).removeprefix("torch."), copy=False)
 
     def identity_weight(self, identity_weight: float) -> float:
-        r"""The weight of the identity against the covariance of a table in this frame.
+        r"""The weight of the identity against the covariance of the scaled table.
 
         .. math:: (1 - a) u^2 \mathrm{Cov}' + a I \;\propto\; (1 - a') \mathrm{Cov}'
                   + a' I
@@ -170,7 +169,7 @@ def rounding_share(inside: np.ndarray, dtype: torch.dtype) -> float:
     Parameters
     ----------
     inside : ndarray of shape (n, d)
-        A table in its frame, in float64.
+        A scaled table, in float64.
     dtype : torch.dtype
         In which distances would be computed.
 
@@ -185,7 +184,7 @@ def rounding_share(inside: np.ndarray, dtype: torch.dtype) -> float:
     largest = float(np.einsum("ij,ij->i", inside, inside).max())
     some = _sample(inside)
     apart = pdist(some, "sqeuclidean")
-    if not apart.all():  # the same rows, or squares too small to be told from zero
+    if not apart.all():  # the same rows, or squares that underflow to zero
         apart = apart[pdist(some, "chebyshev") > 0]
     if not len(apart):
         return 0.0
@@ -286,18 +285,18 @@ def select_device(callee: str, name: Any, n: int, *, given: Any = None) -> torch
 
 
 _LOOK_ROWS = 32
-# Squared distances in a table's frame that no rounding explains.
+# Squared distances in a scaled table that cannot be rounding.
 _APART = 1e-9
 
 
 @dataclass(frozen=True)
 class DistanceSample:
-    """A quick look at how far some rows are apart, which most tables need no more than.
+    """Distances between a few rows, which settle the questions for most tables.
 
     Parameters
     ----------
     rows : ndarray of shape (m, d)
-        At most 32 rows, in their frame.
+        At most 32 scaled rows.
     squares : tuple of float
         Squared distances of pairs (a row and itself among them): above a twentieth, a
         quarter and three quarters of all. They are right to about 1e-15.
@@ -308,7 +307,7 @@ class DistanceSample:
 
     @classmethod
     def of(cls, inside: np.ndarray) -> DistanceSample:
-        """DistanceSample at rows evenly drawn from a table."""
+        """Sample rows evenly from a scaled table."""
         some = inside[:: max(-(-len(inside) // _LOOK_ROWS), 1)]
         gram = some @ some.T
         norms = gram.diagonal()

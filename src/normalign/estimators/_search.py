@@ -71,7 +71,7 @@ _FOLDS = 5
 class Fold:
     """Rows to fit on and rows to score on, each (x, y, weights).
 
-    ``shown`` is what a caller's own scorer sees of the latter, if not x: a frame.
+    ``shown`` is what a caller's own scorer sees of the latter, if not x: a DataFrame.
     """
 
     train: tuple[np.ndarray, np.ndarray, np.ndarray | None]
@@ -173,16 +173,16 @@ def select_splits(
     """
     labels = None if targets.codes is None else _combinations(targets.codes)
     cv = _FOLDS if cv is None else cv
-    whole = isinstance(cv, Integral)
+    is_count = isinstance(cv, Integral)
     if isinstance(cv, Real) and not isinstance(cv, bool):
         number = as_float(cv)
-        if not (number >= 2 if whole else 0 < number < 1):
+        if not (number >= 2 if is_count else 0 < number < 1):
             raise ValueError(
                 f"{callee}: cv must be at least 2 folds, a share between 0 and 1, "
                 f"or a splitter, got {describe(cv)}."
             )
         settings = {"n": len(alive), "groups": labels, "seed": seed}
-        if whole:
+        if is_count:
             splits = shuffled_folds(int(min(number, len(alive))), **settings)
         else:
             splits = [shuffled_split(number, **settings)]
@@ -436,8 +436,8 @@ def _deviation(fold: Fold) -> np.ndarray:
     """Standard deviation of each target over the rows on both sides of a split.
 
     In these units a squared error has a size that does not depend on the caller's:
-    where a single row, or rows with one answer, are scored, they have no variance to
-    compare it with.
+    where a single row, or rows with one target value, are scored, they have no variance
+    to compare it with.
     """
     y = np.concatenate([fold.train[1], fold.test[1]])
     masses = [fold.train[2], fold.test[2]]
@@ -543,7 +543,7 @@ def score_trajectory(job: TrajectoryJob) -> Trajectory:
 
 
 def _steps(plain: Any, problem: Problem) -> Iterator[Step]:
-    """The machines of all iterations on a problem, whole or in parts."""
+    """All iterations on a problem, as one system or in parts."""
     recipe, (_, seed) = plain._recipe(problem), two_seeds(plain.random_state)
     x, y, weights = problem.scaled, problem.scaled_targets(), problem.weights
     most = plain._leaf_size(problem)
@@ -572,7 +572,7 @@ EQUAL = 1e-10
 
 
 def check_candidates(estimator: Any) -> None:
-    """Complain about ridges and identity weights that no machine can have."""
+    """Refuse ridges and identity weights that no machine can have."""
     callee = type(estimator).__name__
     for name, rule in (
         ("ridges", "positive and finite"),
@@ -656,7 +656,7 @@ def results_table(
 
 
 def check_scores(callee: str, results: dict[str, Any], found: list[Trajectory]) -> None:
-    """Complain if no candidate has a score, warn if some scores are not finite.
+    """Raise if no candidate has a score, warn if some scores are not finite.
 
     Parameters
     ----------
@@ -813,7 +813,7 @@ class _Search:
         return self
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the score on rows and their answers by which candidates were compared.
+        """Return the score on rows and their targets by which candidates were compared.
 
         That is `scoring`, as in scikit-learn's searches; by default accuracy, or R
         squared.
@@ -847,7 +847,7 @@ class _Search:
                 f"{callee}: X must be of at least two rows to be divided, got "
                 f"{len(alive)} sample."
             )
-        # columns by which a splitter may go have names only in a frame
+        # a splitter may use names of columns, which only a frame has
         given = (X if hasattr(X, "columns") else table), y
         splits = select_splits(callee, self.cv, given, alive, targets, seed)
         table, truth = table[alive], _plain_targets(targets)
@@ -1040,9 +1040,9 @@ class RFAMRegressorCV(_Search, RFAMRegressor):  # type: ignore[misc]
     scoring : str or callable, optional
         As in scikit-learn; by default R squared. Weights are passed on to it, so it
         must take them if there are any. A callable sees rows of a frame as such. A
-        candidate with a score of NaN is never chosen. By default a split with one
-        answer only is scored by 1 less its squared error in terms of the variance of
-        all targets.
+        candidate with a score of NaN is never chosen. By default a split
+        with one target value is scored by 1 minus its squared error over the variance
+        of all targets.
     ridges, identity_weights, n_iter, time_limit_s, n_jobs, random_state
         As in :class:`RFAMClassifierCV`.
     kernel, exponent, bandwidth, bandwidth_rule, diagonal, center, solver, device, \
