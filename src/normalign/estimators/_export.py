@@ -384,8 +384,8 @@ class Blend(nn.Module):
 
     .. math:: f(x) = b + \sum_\ell g_\ell(x) f_\ell(x)
 
-    Every part is evaluated at every row, so that functions of :mod:`torch.func` can pass
-    through: ``n * m`` numbers are held for the largest part.
+    Every part is evaluated at every row, so that functions of :mod:`torch.func` work:
+    ``n * m`` numbers are held for the largest part.
 
     Parameters
     ----------

@@ -411,8 +411,8 @@ def check_features(estimator: Any, X: Any, *, reset: bool) -> np.ndarray:
     """Return X as a finite float table, and keep or compare its columns' names.
 
     Numbers in any form pass (float32 stays float32, all else is float64): integers,
-    booleans, pandas' nullable types. Errors for other
-    columns name what encodes or fills them.
+    booleans, pandas' nullable types. Errors for other columns name what encodes or
+    fills them.
     """
     callee = type(estimator).__name__
     refuse_records(callee, X)
