@@ -8,7 +8,7 @@ from normalign.estimators import (
     RFAMRegressor,
     RFMClassifier,
     RFMRegressor,
-    workers,
+    _jobs,
 )
 
 CLASSIFIERS = [RFMClassifier, RFAMClassifier]
@@ -30,7 +30,7 @@ needs_variable_width = pytest.mark.skipif(
 
 
 def answers(kind: type) -> np.ndarray:
-    """Answers that suit an estimator: words for classifiers."""
+    """Targets that suit an estimator: words for classifiers."""
     return WORDS if kind in CLASSIFIERS else NUMBERS
 
 
@@ -44,4 +44,4 @@ def ticking(monkeypatch, *, seconds):
         now += next(steps, seconds)
         return now
 
-    monkeypatch.setattr(workers.Pace, "_now", passed)
+    monkeypatch.setattr(_jobs.Pace, "_now", passed)

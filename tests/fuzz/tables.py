@@ -401,9 +401,9 @@ class _Column:
             np.array([[float(key == other) for other in known] for key in part])
             for part in keys
         ]
-        return (*tables, self._strange(keys))
+        return (*tables, self._non_numeric_kinds(keys))
 
-    def _strange(self, keys: list[list[Any]]) -> bool:
+    def _non_numeric_kinds(self, keys: list[list[Any]]) -> bool:
         # Rule 3 for the values that are not in fit.
         first, second = self.forms
         values = [key for key in keys[0] if key is not None]

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normalign.estimators import RFAMRegressor, selection
-from normalign.estimators.search.trajectories import scored_trajectory
+from normalign.estimators import RFAMRegressor, _search
+from normalign.estimators._search import score_trajectory
 from normalign_reproduction.context import Context
 from normalign_reproduction.experiments import tabarena as module
 from normalign_reproduction.experiments import tabarena_tasks as tasks
@@ -101,7 +101,7 @@ def test_no_row_that_is_fitted_is_scored_and_test_rows_meet_no_choice(
     def trajectory(job):
         shown["fit"].append(job.fold.train[0][:, 0])
         shown["validated"].append(job.fold.test[0][:, 0])
-        return scored_trajectory(job)
+        return score_trajectory(job)
 
     def error(machine, x, truth, **settings):
         if hasattr(machine, "best_params_"):
@@ -113,7 +113,7 @@ def test_no_row_that_is_fitted_is_scored_and_test_rows_meet_no_choice(
     table = np.column_stack([np.arange(120.0), random.normal(size=(120, 2))])
     task = Task(table, table[:, 1] + random.normal(size=120), None, "rmse")
     monkeypatch.setattr(module, "task_named", lambda name, data: task)
-    monkeypatch.setattr(selection, "scored_trajectory", trajectory)
+    monkeypatch.setattr(_search, "score_trajectory", trajectory)
     monkeypatch.setattr(module, "error_of", error)
     compute(runs_of("marked"), context)
 

@@ -1,10 +1,14 @@
 """Where scikit-learn's contract is known: kernel machines, models seen by torch."""
 
-from normalign.estimators.rfam import RFAMClassifier, RFAMRegressor
-from normalign.estimators.rfm import RFMClassifier, RFMRegressor
-from normalign.estimators.selection import RFAMClassifierCV, RFAMRegressorCV
-from normalign.estimators.tables.tabular import make_tabular_pipeline
-from normalign.estimators.torch_form.as_torch import as_torch
+from normalign.estimators._export import as_torch
+from normalign.estimators._pipeline import make_tabular_pipeline
+from normalign.estimators._rfm import (
+    RFAMClassifier,
+    RFAMRegressor,
+    RFMClassifier,
+    RFMRegressor,
+)
+from normalign.estimators._search import RFAMClassifierCV, RFAMRegressorCV
 from normalign.kernels import estimate_memory
 
 __all__ = [

@@ -1,1 +1,0 @@
-"""Cross-validation over the iterations of Algorithm 1: folds, candidates, scores."""

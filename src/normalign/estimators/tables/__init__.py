@@ -1,1 +1,0 @@
-"""Tables and answers as people hand them in: arrays, tensors, frames, labels."""
