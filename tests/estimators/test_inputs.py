@@ -31,7 +31,7 @@ from normalign.estimators._inputs import (
     plain_labels,
     split_blocks,
 )
-from normalign.kernels import direct
+from normalign.kernels import _solve
 from tests.estimators.samples import (
     CLASSIFIERS,
     ESTIMATORS,
@@ -621,7 +621,7 @@ def test_numbers_keep_their_shape_in_mind():
         ([1.0, np.nan, 2.0], "finite"),
         ([1.0, np.inf, 2.0], "finite"),
         (pd.Series([1, pd.NA, 2], dtype="Int64"), "finite"),
-        ([1.0, 2.0], "as long as X, which has 3 rows, got 2 answers"),
+        ([1.0, 2.0], "as long as X, which has 3 rows, got 2 targets"),
         (np.ones((3, 1, 1)), r"\(n,\) or \(n, k\), not empty, got shape \(3, 1, 1\)"),
         (np.ones((3, 0)), r"not empty, got shape \(3, 0\)"),
         (1.0, r"\(n,\) or \(n, k\), not empty, got shape \(\)"),
@@ -1344,7 +1344,7 @@ def test_what_no_solver_can_help_is_told_in_the_name_of_whom_was_called(
     size, monkeypatch
 ):
     # no table is known for which it takes more than a jitter
-    monkeypatch.setattr(direct, "_factorise", lambda *matrix, **jitter: False)
+    monkeypatch.setattr(_solve, "_factorise", lambda *matrix, **jitter: False)
     machine = RFMRegressor(n_iter=0, exponent=1.5, max_leaf_size=size)
     with pytest.raises(ValueError, match=r"^RFMRegressor: rows must be finite, with"):
         machine.fit(X, NUMBERS)

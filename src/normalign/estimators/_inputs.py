@@ -914,7 +914,7 @@ def _require_length(callee: str, y: np.ndarray, n: int | None) -> None:
     if n is not None and len(y) != n:
         raise ValueError(
             f"{callee}: y must be as long as X, which has {n} rows, got {len(y)} "
-            "answers."
+            "targets."
         )
 
 
