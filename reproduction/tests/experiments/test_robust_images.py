@@ -14,7 +14,6 @@ from torch import nn
 
 from normalign import local_affine, local_geometry
 from normalign.nn import resnet18
-from normalign.training.robust import Recipe
 from normalign_reproduction import catalogue
 from normalign_reproduction.context import Context
 from normalign_reproduction.experiments import robust_images
@@ -25,6 +24,7 @@ from normalign_reproduction.experiments.robust_images_networks import (
     network_cost,
     network_named,
 )
+from normalign_reproduction.robust import Recipe
 from normalign_reproduction.spec import Run
 
 CPU = torch.device("cpu")

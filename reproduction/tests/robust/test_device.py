@@ -8,10 +8,9 @@ import torch
 
 import normalign as na
 from normalign.nn import WideResNet
-from normalign.training.robust import Recipe, RobustTrainer
-from normalign.training.robust.captured import Captured
-from normalign.training.robust.draws import Draws
-from normalign.training.robust.step import Batch, Step
+from normalign_reproduction.robust import Recipe, RobustTrainer
+from normalign_reproduction.robust.draws import Draws
+from normalign_reproduction.robust.step import Batch, Captured, Step
 
 pytestmark = pytest.mark.cuda
 

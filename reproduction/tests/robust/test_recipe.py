@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from normalign.training.robust import Recipe
+from normalign_reproduction.robust import Recipe
 
 
 def test_the_rate_falls_along_a_cosine_and_never_reaches_zero():

@@ -18,8 +18,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from normalign._errors import require
-from normalign.training.robust.recipe import Recipe
+from normalign_reproduction._errors import require
+from normalign_reproduction.robust.recipe import Recipe
 
 __all__ = [
     "attacked_loss",

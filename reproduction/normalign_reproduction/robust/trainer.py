@@ -1,41 +1,38 @@
-"""Training one network against an attacker: kept, resumed, and heard."""
+"""Training one network against an attacker, with checkpoints."""
+
+# torch's own optimizers are built on torch._foreach_*, which have no public name.
+# pyright: reportPrivateImportUsage=false
 
 from __future__ import annotations
 
+import copy
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from normalign._errors import require, require_kind
-from normalign._torch_flags import override
-from normalign.training.checkpoint import read_checkpoint, write_checkpoint
-from normalign.training.history import History
-from normalign.training.identity import (
-    digest,
+from normalign.training import (
+    History,
+    Interrupts,
+    evaluation_mode,
     identify_run,
     identify_structure,
+    read_checkpoint,
     require_same_run,
+    write_checkpoint,
 )
-from normalign.training.interrupts import Interrupts
-from normalign.training.loop import evaluation_mode
-from normalign.training.robust.averaging import AveragedWeights
-from normalign.training.robust.draws import Draws
-from normalign.training.robust.keeping import pause_after
-from normalign.training.robust.recipe import Recipe
-from normalign.training.robust.refusals import (
-    TrainingDiverged,
-    check_data,
-    check_network,
-    diverged,
-)
-from normalign.training.robust.step import Batch, Step
+from normalign_reproduction._errors import complaint, require, require_kind
+from normalign_reproduction.robust.draws import Draws
+from normalign_reproduction.robust.recipe import Recipe
+from normalign_reproduction.robust.step import Batch, Step
 
-__all__ = ["RobustTrainer", "TrainingDiverged"]
+__all__ = ["AveragedWeights", "RobustTrainer", "TrainingDiverged", "pause_after"]
 
 Row = dict[str, float]
 
@@ -142,7 +139,8 @@ class RobustTrainer:
         self._seconds = 0.0
         self._history = History()
         # Taken now: a run that goes on has other weights than at its start.
-        self._start = [digest(value) for value in network.state_dict().values()]
+        weights = {"weights": list(network.state_dict().values())}
+        self._start = identify_run("RobustTrainer", weights)
         self._identity: dict[str, str] | None = None
 
     @property
@@ -222,8 +220,7 @@ class RobustTrainer:
         """Take the next step."""
         begun = time.perf_counter()
         epoch, i = self._done // self._steps + 1, self._done % self._steps
-        # cuDNN tries its convolutions out on shapes that it has not seen.
-        with override(cudnn_benchmark=True):
+        with _fastest_convolutions():
             self._take(epoch, i)
         self._done += 1
         self._seconds += time.perf_counter() - begun
@@ -323,11 +320,12 @@ class RobustTrainer:
         if self._identity is None:
             settings = {
                 **{f"recipe.{k}": v for k, v in asdict(self.recipe).items()},
-                "seed": self.seed, "weights": self._start, "x": digest(self._x),
-                "y": digest(self._y),
+                "seed": self.seed, "x": self._x, "y": self._y,
             }  # fmt: skip
             structure = identify_structure(callee, "network", self.network)
-            self._identity = {"network": structure, **identify_run(callee, settings)}
+            self._identity = {
+                "network": structure, **self._start, **identify_run(callee, settings),
+            }  # fmt: skip
         epochs = self.recipe.epochs
         due = [e for e in range(1, epochs + 1) if e == epochs or evaluate(e)]
         seen = {"evaluate": due, "measure": measure}
@@ -376,3 +374,131 @@ class RobustTrainer:
         self._history = History.from_dict(found.record["history"])
         epoch = self._done // self._steps + 1
         self._order = self._draws.order(epoch, len(self._x))
+
+
+class AveragedWeights:
+    r"""A second set of weights that follows the network slowly.
+
+    .. math:: \bar w \leftarrow \text{decay}\,\bar w + (1 - \text{decay})\,w
+
+    Statistics of normalisation are averaged likewise; whole numbers are taken over.
+
+    Parameters
+    ----------
+    network : nn.Module
+    decay : float
+
+    Examples
+    --------
+    >>> layer = nn.Linear(1, 1)
+    >>> average = AveragedWeights(layer, decay=0.75)
+    >>> _ = [nn.init.zeros_(p) for p in layer.parameters()]
+    >>> average.take_over()
+    >>> _ = [nn.init.constant_(p, 4.0) for p in layer.parameters()]
+    >>> average.follow()
+    >>> average.module.bias
+    Parameter containing:
+    tensor([1.])
+    """
+
+    def __init__(self, network: nn.Module, *, decay: float) -> None:
+        self.decay = decay
+        self.module = copy.deepcopy(network).eval().requires_grad_(False)
+        pairs = list(
+            zip(
+                self.module.state_dict().values(),
+                network.state_dict().values(),
+                strict=True,
+            )
+        )
+        self._all = pairs
+        self._real = [pair for pair in pairs if pair[0].is_floating_point()]
+
+    @torch.no_grad()
+    def take_over(self) -> None:
+        """Begin anew at the weights that the network has now."""
+        own, seen = _columns(self._all)
+        torch._foreach_copy_(own, seen)
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Go a step towards the network's weights."""
+        own, seen = _columns(self._real)
+        torch._foreach_lerp_(own, seen, 1 - self.decay)
+        for average, value in self._all:
+            if not average.is_floating_point():
+                average.copy_(value)
+
+
+def _columns(pairs: list[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    return [own for own, _ in pairs], [seen for _, seen in pairs]
+
+
+class TrainingDiverged(ValueError):
+    """A loss that is no longer a number: nothing can be learned from there."""
+
+
+def diverged(what: str, got: str) -> NoReturn:
+    """Say that something is not finite any more."""
+    remedy = "Lower the learning rate or a weight of the recipe."
+    text = complaint("RobustTrainer.train", what, "finite", got, remedy)
+    raise TrainingDiverged(text)
+
+
+def check_network(network: nn.Module) -> None:
+    """Refuse a network whose numbers are not float32: both passes count on it."""
+    state = [*network.named_parameters(), *network.named_buffers()]
+    other = [
+        f"{name} in {value.dtype}"
+        for name, value in state
+        if value.is_floating_point() and value.dtype != torch.float32
+    ]
+    remedy = "Call network.float(); a recipe's precision has the products in bfloat16."
+    got = ", ".join(other[:3]) + (" and others" if len(other) > 3 else "")
+    require(not other, "RobustTrainer", "network", "all in float32", got, remedy)
+
+
+def check_data(x: Tensor, y: Tensor) -> None:
+    """Refuse images and classes that cannot be trained on."""
+    callee = "RobustTrainer"
+    require_kind(x.is_floating_point(), callee, "x", "of real numbers", x)
+    require(x.ndim == 4 and len(x) > 0, callee, "x", "of shape (n, c, h, w)", x)
+    low, high = float(x.min()), float(x.max())
+    inside = low >= 0 and high <= 1
+    remedy = "Divide by 255; attacks are cut off at [0, 1], so do not standardise."
+    got = f"values from {low:g} to {high:g}"
+    require(inside, callee, "x", "images with values in [0, 1]", got, remedy)
+    whole = not y.is_floating_point() and y.dtype != torch.bool
+    require_kind(whole, callee, "y", "whole numbers", y)
+    require(y.shape == (len(x),), callee, "y", f"of shape ({len(x)},)", y)
+    require(int(y.min()) >= 0, callee, "y", "0 or more", int(y.min()))
+
+
+# Of the time of training, the part that writing checkpoints may take.
+_SHARE = 20
+_LONGEST = 10  # in units of the pause that was asked for
+
+
+def pause_after(cost: float, *, wanted: float) -> float:
+    """Return the seconds to the next checkpoint after one that took ``cost`` seconds.
+
+    As many as are wanted; up to ten times as many where writing would else take more
+    than a twentieth of the time.
+
+    Examples
+    --------
+    >>> pause_after(0.1, wanted=15.0), pause_after(3.0, wanted=15.0)
+    (15.0, 60.0)
+    """
+    return max(wanted, min(_SHARE * cost, _LONGEST * wanted))
+
+
+@contextmanager
+def _fastest_convolutions() -> Iterator[None]:
+    """Let cuDNN measure its algorithms for each shape that it has not seen."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

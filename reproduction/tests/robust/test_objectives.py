@@ -6,14 +6,14 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normalign.training.robust.objectives import (
+from normalign_reproduction.robust.objectives import (
     attacked_loss,
     decoupled_kl,
     divergence,
     soft_cross_entropy,
     task_loss,
 )
-from normalign.training.robust.recipe import Recipe
+from normalign_reproduction.robust.recipe import Recipe
 
 
 def logits_of(seed: int, n: int = 5, k: int = 4) -> list[torch.Tensor]:

@@ -1,18 +1,15 @@
-"""The network that a file is of, as the shapes and names of its tensors tell."""
+"""Residual networks in the form that a state dict has."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normalign._errors import require
-from normalign.nn.checkpoints.files import read_state_file
-from normalign.nn.checkpoints.namings import OWN, best_reading
 from normalign.nn.resnet import resnet18, resnet50
 from normalign.nn.wide_resnet import WideResNet, wide_resnet28_2, wide_resnet28_10
 
@@ -20,10 +17,10 @@ __all__ = ["BUILT_IN", "network_for", "network_form"]
 
 
 def network_form(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the arguments that a ResNet or WideResNet with these tensors was built by.
+    """Return the arguments that build a ResNet or WideResNet with these tensors.
 
-    Names are our own. What the tensors do not tell, such as the padding, is left out;
-    tensors of any other network give an empty form.
+    Names are those of this package. What the shapes do not determine, such as the
+    padding, is left out; tensors of any other network give an empty form.
 
     Examples
     --------
@@ -66,12 +63,7 @@ def _depth(state: Mapping[str, Tensor], stage: int) -> int:
 _RESNET = ("n_classes", "width", "stem", "n_channels")
 _WIDE = ("n_classes", "n_channels", "padding")
 
-# Names that tell whether those of a file are read rightly.
-_LANDMARKS = (
-    "stem.weight", "stem.0.weight", "layer1.0.conv1.weight", "norm.weight", "fc.weight",
-)  # fmt: skip
-
-# Name -> how it is built, and the arguments that a file may set.
+# Name -> how it is built, and the arguments that a state dict may set.
 BUILT_IN: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {
     "resnet18": (resnet18, _RESNET),
     "resnet50": (resnet50, _RESNET),
@@ -83,43 +75,55 @@ BUILT_IN: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {
 
 def network_for(
     name: str,
-    path: str | Path,
+    state: Mapping[str, Tensor],
     *,
-    callee: str = "network_for",
-    argument: str = "path",
     generator: torch.Generator | None = None,
+    **settings: Any,
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """Build the named network in the form that a checkpoint has; load nothing.
+    """Build the named network in the form that a state dict has; load nothing.
 
-    The shapes tell the classes, the channels, the width and the stem, the naming the
-    padding; a ``"WideResNet"`` also takes its depth and widening from there. Where the
-    file does not tell, the network has its usual form.
+    Shapes determine the classes, the channels, the width and the stem; a
+    ``"WideResNet"`` also takes its depth and widening from them. Where the state dict
+    does not tell, the network has its usual form.
+
+    Parameters
+    ----------
+    name : str
+        One of ``"resnet18"``, ``"resnet50"``, ``"wide_resnet28_2"``,
+        ``"wide_resnet28_10"`` and ``"WideResNet"``.
+    state : mapping of str to Tensor
+        With the names of this package.
+    settings
+        Further arguments, such as the ``padding`` of a ``"WideResNet"``; those that the
+        network does not have are left out.
 
     Returns
     -------
     network : nn.Module
         With weights as drawn.
     arguments : dict
-        What was read off the file.
+        What was read from the state dict, and the settings.
 
     Raises
     ------
     ValueError
-        If there is no such network, the file cannot be read, or it tells no depth of a
+        If there is no such network, or the state dict has no depth of a
         ``"WideResNet"``.
+
+    Examples
+    --------
+    >>> from normalign.nn import resnet18
+    >>> network_for("resnet18", resnet18(n_classes=7, width=2).state_dict())[1]
+    {'n_classes': 7, 'width': 2, 'stem': 'cifar', 'n_channels': 3}
     """
     known = ", ".join(BUILT_IN)
-    require(name in BUILT_IN, callee, "name", f"one of {known}", repr(name))
+    require(name in BUILT_IN, "network_for", "name", f"one of {known}", repr(name))
     build, settable = BUILT_IN[name]
-    file = read_state_file(path, callee=callee, argument=argument)
-    reading = best_reading(file.tensors, _LANDMARKS)
-    form = network_form({n: file.tensors[o] for n, o in reading.first.items()})
-    if form and reading.naming is not OWN:
-        form["padding"] = reading.naming.padding
+    form = {**network_form(state), **settings}
     arguments = {key: form[key] for key in settable if key in form}
     deep = build is not WideResNet or arguments.get("widen", 0) > 0
     require(
-        deep, callee, argument, "the weights of a WideResNet", file.path.name,
-        "Build the network yourself if its blocks are named in another way.",
+        deep, "network_for", "state", "that of a WideResNet", f"{len(state)} tensors",
+        "Build the network yourself if its blocks have other names.",
     )  # fmt: skip
     return build(**arguments, generator=generator), arguments

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from normalign._errors import complaint, installing, require
 
-__all__ = ["StateFile", "read_state_file"]
+__all__ = ["StateFile", "read_state_dict", "read_state_file"]
 
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 
@@ -39,7 +39,7 @@ _UNREADABLE = (
 
 @dataclass(frozen=True, eq=False)
 class StateFile:
-    """The tensors of a file, by name, as they are called there.
+    """The tensors of a file, by the names that they have there.
 
     Attributes
     ----------
@@ -58,18 +58,18 @@ class StateFile:
     others: tuple[str, ...]
 
 
-def read_state_file(
-    path: str | Path, *, entry: str | None = None, callee: str, argument: str
-) -> StateFile:
-    """Read a ``.safetensors`` file, or a torch file with ``weights_only=True``.
+def read_state_dict(path: str | Path, *, entry: str | None = None) -> StateFile:
+    """Read the tensors of a ``.safetensors`` file or of a torch file, by name.
+
+    Nothing in the file is run: torch files are read with ``weights_only=True``. The
+    state dict may lie under ``state_dict``, ``model_state_dict``, ``model``, ``net`` or
+    the usual names of averaged weights.
 
     Parameters
     ----------
     entry : str, optional
         Which state dict to take of a torch file with several; by default the plain
         weights go before averages of them.
-    callee, argument : str
-        Who complains, and of what.
 
     Raises
     ------
@@ -78,7 +78,23 @@ def read_state_file(
         no state dict.
     ModuleNotFoundError
         If a ``.safetensors`` file comes without the ``weights`` extra.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp(), "w.pt")
+    >>> torch.save({"epoch": 3, "state_dict": {"bias": torch.ones(2)}}, file)
+    >>> found = read_state_dict(file)
+    >>> found.entry, found.tensors
+    ('state_dict', {'bias': tensor([1., 1.])})
     """
+    return read_state_file(path, entry=entry, callee="read_state_dict", argument="path")
+
+
+def read_state_file(
+    path: str | Path, *, entry: str | None = None, callee: str, argument: str
+) -> StateFile:
+    """Do what :func:`read_state_dict` does; errors name the callee and its argument."""
     path = Path(path)
     require(path.is_file(), callee, argument, "a file that exists", str(path))
     if path.suffix == ".safetensors":

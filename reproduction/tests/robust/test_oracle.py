@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from normalign.nn import WideResNet
-from normalign.training.robust import Recipe, RobustTrainer
-from normalign.training.robust.draws import Draws
+from normalign_reproduction.robust import Recipe, RobustTrainer
+from normalign_reproduction.robust.draws import Draws
 
 CPU = torch.device("cpu")
 N, K, BATCH = 20, 4, 8  # two batches of eight, and one of four

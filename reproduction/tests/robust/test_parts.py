@@ -9,13 +9,16 @@ from torch import nn
 
 from normalign.nn import WideResNet
 from normalign.robustness import pgd
-from normalign.training.robust import evaluated, evaluation
-from normalign.training.robust.averaging import AveragedWeights
-from normalign.training.robust.captured import Captured
-from normalign.training.robust.draws import PADDING, Draws
-from normalign.training.robust.inner_attack import FrozenCopy, InnerAttack
-from normalign.training.robust.recipe import Recipe
-from normalign.training.robust.weight_perturbation import perturbed_weights
+from normalign_reproduction.robust import attack, evaluate
+from normalign_reproduction.robust.attack import (
+    FrozenCopy,
+    InnerAttack,
+    perturbed_weights,
+)
+from normalign_reproduction.robust.draws import PADDING, Draws
+from normalign_reproduction.robust.recipe import Recipe
+from normalign_reproduction.robust.step import Captured
+from normalign_reproduction.robust.trainer import AveragedWeights
 
 
 @pytest.fixture
@@ -192,10 +195,10 @@ def test_an_evaluation_is_the_attack_that_it_says(
         heard["low precision"] = torch.is_autocast_enabled("cpu")
         return pgd(model, x, y, generator=generator, **settings)
 
-    monkeypatch.setattr(evaluation, "pgd", listening)
+    monkeypatch.setattr(attack, "pgd", listening)
     network.train()
     settings = {"radius": 0.1, "n_steps": 3, "n_restarts": 2, "seed": 5}
-    found = evaluated(network, x, y, **settings, precision=precision)
+    found = evaluate(network, x, y, **settings, precision=precision)
     assert heard == {
         "radii": [0.1], "n_steps": 3, "n_restarts": 2, "keep": "best", "low": 0.0,
         "high": 1.0, "seed": 5, "mode": False, "low precision": precision == "bf16",
@@ -205,8 +208,8 @@ def test_an_evaluation_is_the_attack_that_it_says(
 
 
 def test_an_evaluation_in_another_precision_is_refused(network, batch):
-    with pytest.raises(ValueError, match="evaluated: precision must be one of"):
-        evaluated(network, *batch, radius=0.1, precision="fp16")
+    with pytest.raises(ValueError, match="evaluate: precision must be one of"):
+        evaluate(network, *batch, radius=0.1, precision="fp16")
 
 
 def test_about_half_of_the_images_are_flipped():

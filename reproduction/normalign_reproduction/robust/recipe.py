@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from normalign._errors import require
+from normalign_reproduction._errors import require
 
 __all__ = ["OBJECTIVES", "Recipe"]
 
@@ -30,7 +30,7 @@ class Recipe:
     Parameters
     ----------
     objective : {"dkl", "trades", "pgd", "plain"}
-        See :mod:`normalign.training.robust.objectives`; ``"plain"`` has no attacker.
+        See the module ``objectives``; ``"plain"`` has no attacker.
     epochs, batch_size : int
         The last batch of an epoch may be smaller.
     learning_rate, momentum, weight_decay : float

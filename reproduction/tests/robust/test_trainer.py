@@ -9,15 +9,15 @@ from torch import nn
 
 from normalign import GrokAlign, layer_profile
 from normalign.nn import WideResNet
-from normalign.training.robust import (
+from normalign_reproduction.robust import (
     Recipe,
     RobustTrainer,
     TrainingDiverged,
-    evaluated,
+    evaluate,
 )
-from normalign.training.robust import trainer as trainer_module
-from normalign.training.robust.draws import Draws
-from normalign.training.robust.keeping import pause_after
+from normalign_reproduction.robust import trainer as trainer_module
+from normalign_reproduction.robust.draws import Draws
+from normalign_reproduction.robust.trainer import pause_after
 
 pytestmark = pytest.mark.usefixtures("ctrl_c", "time_limit")
 
@@ -198,7 +198,7 @@ def test_adversarial_training_makes_a_network_robust():
             nn.init.normal_(parameter, std=0.2, generator=generator)
         trainer = RobustTrainer(network, x, y, recipe, seed=0)
         trainer.train()
-        scores[objective] = evaluated(trainer.network, x, y, radius=0.2, n_steps=10)
+        scores[objective] = evaluate(trainer.network, x, y, radius=0.2, n_steps=10)
     assert scores["plain"]["accuracy"] > 0.9
     for objective in ("pgd", "trades", "dkl"):
         gained = scores[objective]["robust_accuracy"]

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from normalign.nn import WideResNet, resnet18
 from normalign.robustness import masking_report, pgd
 from normalign.robustness.balls import unit_offsets
-from normalign.training.robust import Recipe, RobustTrainer, evaluated
-from normalign.training.robust.inner_attack import FrozenCopy, InnerAttack
+from normalign_reproduction.robust import Recipe, RobustTrainer, evaluate
+from normalign_reproduction.robust.attack import FrozenCopy, InnerAttack
 
 N_CLASSES, SHAPE = 4, (3, 8, 8)
 RADIUS, N_STEPS, SHARE = 0.01, 10, 0.25
@@ -150,7 +150,7 @@ def test_an_attack_leaves_the_network_as_it_was():
     network, (x, y) = network_of("residual").train(), images(16, seed=2)
     before = copy.deepcopy(network.state_dict())
     by_inner_attack(network, x, y)
-    evaluated(network, x, y, radius=RADIUS, n_steps=2)
+    evaluate(network, x, y, radius=RADIUS, n_steps=2)
     assert network.training
     for name, value in network.state_dict().items():
         assert torch.equal(value, before[name]), name
@@ -185,7 +185,7 @@ MISSED, MISSED_BY_LOSS = 3, 5
 def test_robust_accuracy_is_not_above_what_a_longer_attack_leaves(several, name):
     network, (x, y) = several[name], images(64, seed=1)
     radii = [level / 255 for level in LEVELS]
-    reported = [evaluated(network, x, y, radius=radius) for radius in radii]
+    reported = [evaluate(network, x, y, radius=radius) for radius in radii]
     longer = {"n_steps": 60, "n_restarts": 3, "keep": "best", "low": 0.0, "high": 1.0}
     climbed, margin = (
         pgd(network, x, y, radii=radii, loss=loss, **longer).broken
@@ -205,7 +205,7 @@ def test_robust_accuracy_is_not_above_what_a_longer_attack_leaves(several, name)
 def test_more_restarts_leave_no_more(several, level, n_restarts):
     network, (x, y) = several["pgd"], images(32, seed=1)
     one, more = (
-        evaluated(network, x, y, radius=level / 255, n_steps=5, n_restarts=restarts)
+        evaluate(network, x, y, radius=level / 255, n_steps=5, n_restarts=restarts)
         for restarts in (1, n_restarts)
     )
     # The first of several restarts is the only one of one.
@@ -217,7 +217,7 @@ def test_more_restarts_leave_no_more(several, level, n_restarts):
 def test_training_against_attacks_makes_robust(several):
     x, y = images(64, seed=1)
     plain, robust = (
-        evaluated(several[name], x, y, radius=0.04) for name in ("plain", "pgd")
+        evaluate(several[name], x, y, radius=0.04) for name in ("plain", "pgd")
     )
     assert robust["robust_accuracy"] > plain["robust_accuracy"] + 0.1
 
