@@ -19,7 +19,8 @@ def complaint(callee: str, argument: str, rule: str, got: Any, remedy: str = "")
     """
     value = got if isinstance(got, str) else repr(got)
     if isinstance(shape := getattr(got, "shape", None), tuple):
-        value = f"a {type(got).__name__} of {got.dtype} and shape {tuple(shape)}"
+        dtype = getattr(got, "dtype", "")
+        value = f"a {type(got).__name__} of {dtype} and shape {tuple(shape)}"
     text = f"{callee}: {argument} must be {rule}, got {value}."
     return f"{text} {remedy}" if remedy else text
 
