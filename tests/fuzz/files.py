@@ -32,7 +32,7 @@ from normalign.data.sources import RemoteFile, Source
 from normalign.data.xor import xor_clusters
 from normalign.nn import mlp
 from normalign.training import Ensemble, Member
-from normalign.training.checkpoint import read_checkpoint, write_checkpoint
+from normalign.training._checkpoint import read_checkpoint, write_checkpoint
 from normalign.training.rules import SGD
 from normalign_reproduction.commands.unchanged import recalled, remembered
 from normalign_reproduction.context import Context

@@ -97,10 +97,10 @@ class InnerAttack:
         if self.recipe.objective != "pgd":
             with torch.no_grad():
                 clean = self.frozen(x)
-        point = _projected(x + start, x, radius)
+        point = _project(x + start, x, radius)
         for _ in range(self.recipe.n_steps):
             slope = self.slope(point, clean, y)
-            point = _projected(point + step * slope.sign(), x, radius)
+            point = _project(point + step * slope.sign(), x, radius)
         return (point,)
 
     def slope(self, point: Tensor, clean: Tensor, y: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class InnerAttack:
         return torch.autograd.grad(loss, point)[0]
 
 
-def _projected(points: Tensor, x: Tensor, radius: Tensor) -> Tensor:
+def _project(points: Tensor, x: Tensor, radius: Tensor) -> Tensor:
     """Return the points brought back into the balls around x, and into [0, 1]."""
     return torch.clamp(points, x - radius, x + radius).clamp(0.0, 1.0)
 

@@ -194,12 +194,12 @@ class Naming:
     unused: tuple[str, ...] = ()
     padding: str = "both"
 
-    def renamed(self, name: str) -> str:
+    def rename(self, name: str) -> str:
         """Return our name of a tensor; a name that no rule knows stays as it is.
 
         Examples
         --------
-        >>> naming_of(["block1.layer.0.bn1.bias"]).renamed("block3.layer.1.bn2.bias")
+        >>> naming_of(["block1.layer.0.bn1.bias"]).rename("block3.layer.1.bn2.bias")
         'layer3.1.norm2.bias'
         """
         for pattern, replacement in self.rules:
@@ -305,7 +305,7 @@ class Reading:
         """Our name -> the file's; of two with one name the first."""
         ours: dict[str, str] = {}
         for theirs, short in self.short.items():
-            ours.setdefault(self.naming.renamed(short), theirs)
+            ours.setdefault(self.naming.rename(short), theirs)
         return ours
 
 

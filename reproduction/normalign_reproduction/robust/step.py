@@ -69,7 +69,7 @@ class Step:
         self._penalty = GrokAlign(recipe.penalty_weight * recipe.penalty_every)
         self._recorded: dict[tuple[object, ...], Captured] = {}
 
-    def attacked(
+    def attack_images(
         self, x: Tensor, y: Tensor, start: Tensor, radius: float, step: float
     ) -> Tensor:
         """Return what the attacker makes of a batch."""
@@ -92,7 +92,7 @@ class Step:
         """
 
         def function(*tensors: Tensor) -> Sequence[Tensor]:
-            return self._differentiated(Batch(*tensors), perturbed, penalised)
+            return self._differentiate(Batch(*tensors), perturbed, penalised)
 
         name = f"gradients {perturbed} {penalised}"
         loss, right, sums, *slopes = self._run(name, function, *batch)
@@ -127,16 +127,18 @@ class Step:
             )
         return InnerAttack(self._frozen[compiled], self.recipe)
 
-    def _differentiated(
+    def _differentiate(
         self, batch: Batch, perturbed: bool, penalised: bool
     ) -> Sequence[Tensor]:
-        def climbed() -> Tensor:
+        def loss_to_climb() -> Tensor:
             return self._passes(batch, penalised)[0]
 
         with ExitStack() as stack:
             if perturbed:
                 strength = self.recipe.perturbation
-                worst = perturbed_weights(self.network, climbed, strength=strength)
+                worst = perturbed_weights(
+                    self.network, loss_to_climb, strength=strength
+                )
                 stack.enter_context(worst)
             loss, logits, clean = self._passes(batch, penalised)
             slopes = torch.autograd.grad(loss, self._parameters)

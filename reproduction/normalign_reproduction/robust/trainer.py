@@ -212,7 +212,7 @@ class RobustTrainer:
                 if interrupts.came:
                     raise KeyboardInterrupt
         self._step.forget()
-        self._require_answers()
+        self._require_finite_outputs()
         self._history.seconds = self._seconds
         return self._history
 
@@ -253,7 +253,7 @@ class RobustTrainer:
         if recipe.attacks:
             radius, step = recipe.reach(epoch)
             start = self._draws.starts(x, self._done, radius)
-            attacked = self._step.attacked(x, y, start, radius, step)
+            attacked = self._step.attack_images(x, y, start, radius, step)
         probes = self._draws.probes(x, self._step.n_classes, self._done)
         loss, right, sums = self._step.gradients(
             Batch(x, attacked, y, self._tables["class_weights"], probes),
@@ -284,7 +284,7 @@ class RobustTrainer:
         for name in ("class_sums", "loss", "right"):
             tables[name].zero_()
         if not math.isfinite(loss):
-            diverged("the loss", f"{loss} in epoch {epoch}")
+            raise_diverged("the loss", f"{loss} in epoch {epoch}")
         return loss, seen
 
     def _row(
@@ -303,12 +303,12 @@ class RobustTrainer:
                 row.update(measure(self.network))
         return row
 
-    def _require_answers(self) -> None:
+    def _require_finite_outputs(self) -> None:
         """Refuse a network whose last update was too long: no loss tells of it."""
         with torch.no_grad(), evaluation_mode(self.network):
             answers = self.network(self._x[: self.recipe.batch_size])
         if not bool(answers.isfinite().all()):
-            diverged("the network's answers", "others at the end")
+            raise_diverged("the network's outputs", "others at the end")
 
     def _identify(
         self,
@@ -438,7 +438,7 @@ class TrainingDiverged(ValueError):
     """A loss that is no longer a number: nothing can be learned from there."""
 
 
-def diverged(what: str, got: str) -> NoReturn:
+def raise_diverged(what: str, got: str) -> NoReturn:
     """Say that something is not finite any more."""
     remedy = "Lower the learning rate or a weight of the recipe."
     text = complaint("RobustTrainer.train", what, "finite", got, remedy)

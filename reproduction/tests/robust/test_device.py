@@ -118,7 +118,7 @@ def test_a_replayed_attack_has_the_radius_that_it_is_given():
     inside = 0.2 + 0.6 * x  # away from the ends of [0, 1]
     for radius in (0.02, 0.1, 0.05):
         start = torch.zeros_like(x)
-        found = step.attacked(inside, y, start, radius, radius)
+        found = step.attack_images(inside, y, start, radius, radius)
         assert float((found - inside).abs().max()) == pytest.approx(radius, rel=1e-4)
 
 

@@ -467,7 +467,7 @@ def test_a_network_whose_last_update_was_too_long_is_told():
     x, y = images()
     recipe = Recipe("plain", learning_rate=1e38, **(TINY | {"epochs": 1}))
     recipe = Recipe(**{**vars(recipe), "batch_size": 40})
-    with pytest.raises(TrainingDiverged, match="the network's answers must be finite"):
+    with pytest.raises(TrainingDiverged, match="the network's outputs must be finite"):
         RobustTrainer(small(), x, y, recipe, seed=0).train()
 
 

@@ -60,7 +60,7 @@ def built_model(callee: str, where: str, *, weights: Path | None = None) -> nn.M
     )  # fmt: skip
     try:
         with _importable_folder(path.resolve().parent):
-            module = _imported(path)
+            module = _import_file(path)
             build = getattr(module, function, None)
             require(
                 callable(build), callee, "--model",
@@ -124,7 +124,7 @@ def _importable_folder(folder: Path) -> Iterator[None]:
             sys.path.remove(str(folder))
 
 
-def _imported(path: Path) -> Any:
+def _import_file(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location("normalign_user_model", path)
     assert spec is not None  # the suffix is .py
     assert spec.loader is not None

@@ -102,15 +102,15 @@ def read_state_file(
             entry is None, callee, "entry", "None for a .safetensors file", repr(entry)
         )
         tensors = _read_safetensors(path, callee, argument)
-        return _checked(path, "", tensors, [], callee, argument)
+        return _check_state(path, "", tensors, [], callee, argument)
     require(
         path.suffix in _TORCH_SUFFIXES, callee, argument,
         "a .safetensors, .pt or .pth file (.bin, .ckpt and .tar are read as .pth)",
         path.name,
     )  # fmt: skip
     content = _read_torch(path, callee, argument)
-    where, state, others = _unwrapped(content, entry, callee)
-    return _checked(path, where, state, others, callee, argument)
+    where, state, others = _unwrap(content, entry, callee)
+    return _check_state(path, where, state, others, callee, argument)
 
 
 def _read_torch(path: Path, callee: str, argument: str) -> Any:
@@ -160,9 +160,7 @@ def _read_safetensors(path: Path, callee: str, argument: str) -> dict[str, Tenso
         ) from error  # fmt: skip
 
 
-def _unwrapped(
-    content: Any, entry: str | None, callee: str
-) -> tuple[str, Any, list[str]]:
+def _unwrap(content: Any, entry: str | None, callee: str) -> tuple[str, Any, list[str]]:
     """Go down to the state dict; name the way and the state dicts passed by."""
     way: list[str] = []
     others: list[str] = []
@@ -212,7 +210,7 @@ def _has_tensors(content: Any) -> bool:
     )
 
 
-def _checked(
+def _check_state(
     path: Path, entry: str, state: Any, others: list[str], callee: str, argument: str
 ) -> StateFile:
     """Keep the tensors, set plain values aside, refuse the rest."""

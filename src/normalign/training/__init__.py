@@ -1,22 +1,27 @@
 """Training one network or a hundred at once, and what was measured on the way."""
 
 from normalign.training import randomness, rules
-from normalign.training.attack import measures, robust_accuracy, stacked_pgd
-from normalign.training.batches import Attacked, Augmented
-from normalign.training.centroids import stacked_centroid_alignment
-from normalign.training.checkpoint import (
-    CheckpointRefused,
-    read_checkpoint,
-    write_checkpoint,
+from normalign.training._attack import (
+    Attacked,
+    Augmented,
+    measures,
+    robust_accuracy,
+    stacked_pgd,
 )
-from normalign.training.ensemble import Ensemble, Member
-from normalign.training.history import History
-from normalign.training.identity import (
+from normalign.training._checkpoint import (
+    CheckpointRefused,
     identify_run,
     identify_structure,
+    read_checkpoint,
     require_same_run,
+    write_checkpoint,
 )
-from normalign.training.interrupts import Interrupts
+from normalign.training._measures import stacked_centroid_alignment, stacked_geometry
+from normalign.training._scheduler import Interrupts, Trained, train_together
+from normalign.training._span_reduction import SpanReduction, span_reduction
+from normalign.training._stack import Measure, Stack
+from normalign.training.ensemble import Ensemble, Member
+from normalign.training.history import History
 from normalign.training.loop import (
     Split,
     accuracy,
@@ -24,10 +29,6 @@ from normalign.training.loop import (
     is_evaluated,
     train,
 )
-from normalign.training.reduction import SpanReduction, span_reduction
-from normalign.training.stack import Measure, Stack
-from normalign.training.stack_geometry import stacked_geometry
-from normalign.training.together import Trained, train_together
 from normalign.training.tuning import TunedWeight, tune_weight
 
 __all__ = [

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from normalign._errors import require
 from normalign.regularizers import PenaltyForm
-from normalign.training.answers import Answers, right_answers
-from normalign.training.losses import StackedLoss
-from normalign.training.networks import Networks, Objective
+from normalign.training._networks import Networks, Objective
+from normalign.training._targets import ClassEncoding, StackedLoss, is_correct
 from normalign.training.randomness import (
     BATCHES,
     PROBES,
@@ -23,10 +24,9 @@ from normalign.training.randomness import (
     permutations,
     streams,
 )
-from normalign.training.replay import Replay
 from normalign.training.rules import StackedRule
 
-__all__ = ["Measure", "Points", "Prepare", "Stack"]
+__all__ = ["Measure", "Points", "Prepare", "Replay", "Stack", "no_collection"]
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Points:
     Parameters
     ----------
     x, y : Tensor of shape (s, n, ...), or (1, n, ...) where all networks share it
-    answers : Answers, optional
+    encoding : ClassEncoding, optional
         How the targets name classes; ``None`` where they do not.
     """
 
     x: Tensor
     y: Tensor
-    answers: Answers | None = None
+    encoding: ClassEncoding | None = None
 
     def __len__(self) -> int:
         return self.x.shape[1]
@@ -53,15 +53,15 @@ class Points:
 
     def at(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return the samples whose numbers stand in ``index`` of shape (s, b)."""
-        return _picked(self.x, index), _picked(self.y, index)
+        return _pick(self.x, index), _pick(self.y, index)
 
     def keep(self, index: Tensor) -> Points:
         """Return the points of the networks at the given positions."""
         x, y = (v if len(v) == 1 else v[index] for v in (self.x, self.y))
-        return Points(x, y, self.answers)
+        return Points(x, y, self.encoding)
 
 
-def _picked(value: Tensor, index: Tensor) -> Tensor:
+def _pick(value: Tensor, index: Tensor) -> Tensor:
     if len(value) == 1:
         return value[0][index]
     return value[torch.arange(len(index), device=index.device)[:, None], index]
@@ -85,7 +85,7 @@ class Stack:
     data : dict of str to Points
         ``"train"``, and what to evaluate on besides.
     loss : callable
-        See :mod:`normalign.training.losses`.
+        From outputs (s, n, k) and targets to one number for each network, (s,).
     batch_size : int
         As many as there are samples, or more, is full batch.
     form, weight
@@ -158,15 +158,17 @@ class Stack:
     def keep(self, index: Sequence[int]) -> None:
         """Drop all networks but those at the given positions."""
         with self.work():
-            kept = torch.tensor(index, device=self.rows.device)
+            places = torch.tensor(index, device=self.rows.device)
             self._forget()
             self.positions = [self.positions[k] for k in index]
-            self.rows = self.rows[kept]
-            self.seeds, self.weight = self.seeds[kept], self.weight[kept]
-            self.penalty = self.penalty[kept]
+            self.rows = self.rows[places]
+            self.seeds, self.weight = self.seeds[places], self.weight[places]
+            self.penalty = self.penalty[places]
             self._gradients = torch.empty_like(self.rows)
-            self.rule.keep(kept)
-            self.data = {name: points.keep(kept) for name, points in self.data.items()}
+            self.rule.keep(places)
+            self.data = {
+                name: points.keep(places) for name, points in self.data.items()
+            }
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors that a later run needs to go on from here."""
@@ -221,7 +223,7 @@ class Stack:
             else:
                 x, y = train.at(order[:, start:stop])
             if self.prepare is not None:
-                x = self._prepared(self.prepare, x, y, step)
+                x = self._prepare(self.prepare, x, y, step)
             gradients, penalty = self.networks.gradients(
                 self.rows, x, y, objective, out=self._gradients,
                 noise=None if noise is None else noise[:, :, start:stop],
@@ -230,7 +232,7 @@ class Stack:
             self.rule.update(self.rows, gradients, step)
 
     @torch.no_grad()
-    def _prepared(self, prepare: Prepare, x: Tensor, y: Tensor, step: int) -> Tensor:
+    def _prepare(self, prepare: Prepare, x: Tensor, y: Tensor, step: int) -> Tensor:
         """Return a batch as the networks are to see it, with keys of its own."""
         count = self._count * len(self._bounds) + step
         changed = prepare(self, x, y, streams(self.seeds, BATCHES, count))
@@ -286,10 +288,10 @@ class Stack:
             share = (stop - start) / len(points)
             target = y[:, start:stop]
             loss = loss + share * self.loss(output, target)
-            if points.answers is not None:
-                right = right + right_answers(output, target, points.answers).sum(1)
+            if points.encoding is not None:
+                right = right + is_correct(output, target, points.encoding).sum(1)
         accuracy = right.double() / len(points)
-        if points.answers is None:
+        if points.encoding is None:
             accuracy = torch.full_like(accuracy, torch.nan)
         return [loss, accuracy]
 
@@ -299,5 +301,71 @@ _KINDS = ("loss", "accuracy")
 Measure = Callable[[Stack], Mapping[str, Tensor]]
 
 # ``prepare(stack, x, y, keys)`` returns the inputs in place of ``x``, (s, b, ...); see
-# :mod:`normalign.training.batches`.
+# ``_attack``.
 Prepare = Callable[[Stack, Tensor, Tensor, Tensor], Tensor]
+
+
+class Replay:
+    """A function that is captured on its second call, and replayed from then on.
+
+    The first call runs as it stands: it makes what is made lazily (moments, averages),
+    and chooses kernels. From the second on, the function reads and writes the very
+    tensors that it did then, and what it returned then is what every call returns,
+    overwritten in place. Without a stream the function is simply called.
+
+    Parameters
+    ----------
+    function : callable without arguments
+        Touches only tensors that stay where they are, and waits for nothing.
+    stream : torch.cuda.Stream or None
+        On which the calls are made.
+
+    Examples
+    --------
+    >>> Replay(lambda: 3, None)()
+    3
+    """
+
+    def __init__(
+        self, function: Callable[[], Any], stream: torch.cuda.Stream | None
+    ) -> None:
+        self._function, self._stream = function, stream
+        self.forget()
+
+    def __call__(self) -> Any:
+        """Do the work once, on the current stream."""
+        if self._stream is None:
+            return self._function()
+        if not self._warm:
+            self._warm = True
+            return self._function()
+        if self._graph is None:
+            self._stream.synchronize()
+            self._graph = torch.cuda.CUDAGraph()
+            with no_collection(), torch.cuda.graph(self._graph, stream=self._stream):
+                self._result = self._function()
+        self._graph.replay()
+        return self._result
+
+    def forget(self) -> None:
+        """Start again: the tensors have changed places."""
+        self._warm = False
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._result: Any = None
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep Python's cyclic garbage where it is.
+
+    There may be a graph in it, and CUDA gives up a capture during which another graph
+    is destroyed. Torch before 2.9 collected garbage at the start of each capture; later
+    ones leave it to chance (pytorch#161037).
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

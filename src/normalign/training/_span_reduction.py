@@ -268,10 +268,10 @@ def _factors(gram: Tensor) -> tuple[Tensor, Tensor, int]:
         return factor, torch.linalg.solve_triangular(factor, unit, upper=False), r
     energies, directions = torch.linalg.eigh(gram)
     energies, directions = energies.flip(0), directions.flip(1)
-    kept = energies > floor
-    lengths = torch.where(kept, energies, 0.0).sqrt()
-    inverse_lengths = torch.where(kept, 1 / lengths, 0.0)
-    return directions * lengths, (directions * inverse_lengths).T, int(kept.sum())
+    is_kept = energies > floor
+    lengths = torch.where(is_kept, energies, 0.0).sqrt()
+    inverse_lengths = torch.where(is_kept, 1 / lengths, 0.0)
+    return directions * lengths, (directions * inverse_lengths).T, int(is_kept.sum())
 
 
 def _with_first_weight(network: nn.Module, name: str, weight: Tensor) -> nn.Module:

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from normalign.nn import mlp
 from normalign.optim import Grokfast, GrokfastWindow, OrthoGrad
-from normalign.training.reduction import NEAR, span_reduction
+from normalign.training._span_reduction import NEAR, span_reduction
 
 D, H, N = 60, 7, 9
 
