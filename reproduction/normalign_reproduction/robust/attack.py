@@ -22,7 +22,7 @@ __all__ = ["FrozenCopy", "InnerAttack", "evaluate", "perturbed_weights"]
 
 
 class FrozenCopy:
-    """A copy of a network in evaluation mode, in low precision if that is wanted.
+    """A copy of a network in evaluation mode, optionally in low precision.
 
     The attacker takes many gradients in the images and none in the weights. The copy
     leaves the network's mode alone, and its weights are brought down to bfloat16 once
@@ -82,7 +82,7 @@ class InnerAttack:
     def __call__(
         self, x: Tensor, y: Tensor, start: Tensor, radius: Tensor, step: Tensor
     ) -> tuple[Tensor]:
-        """Return the images that the attacker found.
+        """Return the attacked images.
 
         Parameters
         ----------
@@ -93,7 +93,7 @@ class InnerAttack:
         radius, step : Tensor of shape ()
         """
         self.frozen.refresh()
-        clean = x  # of no use to an attacker that climbs the loss itself
+        clean = x  # not used by an attack on the loss itself
         if self.recipe.objective != "pgd":
             with torch.no_grad():
                 clean = self.frozen(x)
@@ -120,7 +120,7 @@ def _project(points: Tensor, x: Tensor, radius: Tensor) -> Tensor:
 def perturbed_weights(
     network: nn.Module, loss: Callable[[], Tensor], *, strength: float
 ) -> Iterator[None]:
-    r"""Move each weight tensor uphill by a share of its own length, for a while.
+    r"""Within the block, move each weight tensor uphill by a share of its norm.
 
     .. math:: w \leftarrow w + \text{strength}\,\lVert w \rVert
         \frac{g}{\lVert g \rVert}, \qquad g = \nabla_w \text{loss}

@@ -29,7 +29,7 @@ START = 0.001  # deviation of the start of an attack that climbs a divergence
 
 
 class Draws:
-    """The random choices of one run.
+    """The random draws of one run.
 
     Parameters
     ----------
@@ -56,10 +56,10 @@ class Draws:
         return crop_and_flip(x, padding=PADDING, offsets=offsets, flips=flips)
 
     def starts(self, x: Tensor, step: int, radius: float) -> Tensor:
-        """Return where the attacker begins, less x.
+        """Return the start of the attack, minus x.
 
-        In the whole ball where it climbs a loss. The slope of a divergence is zero at
-        x itself: there it begins nearby.
+        Uniform in the ball for an attack on the loss. The gradient of a divergence is
+        zero at x itself, so that attack begins nearby.
         """
         keys = streams(self._seed, STARTS, step)
         if self.recipe.objective == "pgd":

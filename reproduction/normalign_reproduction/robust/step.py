@@ -24,7 +24,7 @@ __all__ = ["Batch", "Captured", "Step"]
 
 
 class Batch(NamedTuple):
-    """What the loss of one step is made of: tensors only, as a recorded graph wants.
+    """The inputs of the loss of one step: tensors only, as a CUDA graph requires.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Batch(NamedTuple):
 
 
 class Step:
-    """From a batch to the gradients of its loss, recorded where there is a GPU.
+    """The gradients of the loss of a batch, recorded as a CUDA graph on a GPU.
 
     Parameters
     ----------
@@ -73,20 +73,20 @@ class Step:
         self, x: Tensor, y: Tensor, start: Tensor, radius: float, step: float
     ) -> Tensor:
         """Return what the attacker makes of a batch."""
-        # Filled where they are used: bringing them there would wait for the device.
+        # Created on the device: a copy from the host would wait for it.
         lengths = [torch.full((), v, device=x.device) for v in (radius, step)]
         return self._run("attack", self._attack(x), x, y, start, *lengths)[0]
 
     def gradients(
         self, batch: Batch, *, perturbed: bool, penalised: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Set the gradients; return loss, right answers and sums of probabilities.
+        """Set the gradients; return loss, correct predictions, probabilities.
 
         Returns
         -------
         loss : Tensor of shape ()
         right : Tensor of shape ()
-            How many of the images that the loss is about were answered rightly.
+            The number of correct predictions on the images that the loss is about.
         sums : Tensor of shape (k, k)
             Row c sums the tempered probabilities of the images of class c.
         """
@@ -119,7 +119,7 @@ class Step:
         return self._recorded[key](*tensors)
 
     def _attack(self, x: Tensor) -> InnerAttack:
-        # A compiled copy for each shape would take longer to make than it saves.
+        # Compiling for the smaller last batch takes longer than it saves.
         compiled = self._compile and len(x) == self.recipe.batch_size
         if compiled not in self._frozen:
             self._frozen[compiled] = FrozenCopy(
@@ -154,7 +154,7 @@ class Step:
         recipe, low = self.recipe, self.recipe.precision == "bf16"
         x, attacked, y, class_weights, probes = batch
         extra: Tensor | float = 0.0
-        # Nothing is kept of casts: a recorded graph must make them anew.
+        # No cache of casts: a recorded graph must repeat them.
         with torch.autocast(
             x.device.type, torch.bfloat16, enabled=low, cache_enabled=False
         ):

@@ -127,8 +127,8 @@ class RobustTrainer:
         self._step = Step(network, recipe, n_classes=n_classes, compile=bool(compile))
         k = n_classes
         self._tables = {
-            # Of the last epoch: mean probabilities of each class; and of this one, the
-            # sums of which the next are made.
+            # Mean probabilities of each class in the last epoch, and the sums that
+            # give the means of this epoch.
             "class_weights": torch.full((k, k), 1 / k, device=self.device),
             "class_sums": torch.zeros(k, k, device=self.device),
             "loss": torch.zeros((), dtype=torch.float64, device=self.device),
@@ -138,7 +138,7 @@ class RobustTrainer:
         self._closed = 0  # epochs whose means are taken
         self._seconds = 0.0
         self._history = History()
-        # Taken now: a run that goes on has other weights than at its start.
+        # Computed now: after a resume the weights are no longer the initial ones.
         weights = {"weights": list(network.state_dict().values())}
         self._start = identify_run("RobustTrainer", weights)
         self._identity: dict[str, str] | None = None
@@ -167,13 +167,13 @@ class RobustTrainer:
         Parameters
         ----------
         evaluate : callable
-            Says after which epochs a row is made; the last one always has one.
+            ``evaluate(epoch)`` says whether the epoch has a row; the last one has.
         measure : callable, optional
             Further columns, from the network in evaluation mode.
         checkpoint : Path, optional
-            The run's state is kept there, and taken up from there.
+            The run's state is written there, and resumed from there.
         checkpoint_seconds : float
-            How often; up to ten times as rarely where writing it would else take more
+            The interval; up to ten times longer where writing would otherwise take more
             than a twentieth of the time.
         progress : callable
             ``progress(epoch, row)`` after each epoch.
@@ -183,7 +183,7 @@ class RobustTrainer:
         KeyboardInterrupt
             On Ctrl-C, between two steps; the checkpoint is written then.
         TrainingDiverged
-            If the loss is no longer finite, or at the end the network's answers.
+            If the loss is no longer finite, or at the end the outputs.
         ValueError
             If the checkpoint is of another run, or damaged.
         TypeError
@@ -194,21 +194,21 @@ class RobustTrainer:
             self._identify(evaluate, measure)
             if checkpoint.exists():
                 self._resume(checkpoint)
-        kept, pause = time.monotonic(), checkpoint_seconds
+        saved, pause = time.monotonic(), checkpoint_seconds
         with Interrupts() as interrupts:
             while self._closed < self.recipe.epochs:
-                # A look may take longer than a process has after Ctrl-C: between the
-                # last step of an epoch and the look there is a moment to stop, too.
+                # An evaluation may take longer than a process has after Ctrl-C, so a
+                # run can also stop between the last step of an epoch and it.
                 if self._done < (self._closed + 1) * self._steps:
                     self._advance()
                 else:
-                    self._look(evaluate, measure, progress)
-                late = time.monotonic() - kept > pause
+                    self._end_epoch(evaluate, measure, progress)
+                late = time.monotonic() - saved > pause
                 if checkpoint is not None and (late or interrupts.came):
                     begun = time.monotonic()
-                    self._keep(checkpoint)
-                    kept = time.monotonic()
-                    pause = pause_after(kept - begun, wanted=checkpoint_seconds)
+                    self._save(checkpoint)
+                    saved = time.monotonic()
+                    pause = pause_after(saved - begun, wanted=checkpoint_seconds)
                 if interrupts.came:
                     raise KeyboardInterrupt
         self._step.forget()
@@ -225,13 +225,13 @@ class RobustTrainer:
         self._done += 1
         self._seconds += time.perf_counter() - begun
 
-    def _look(
+    def _end_epoch(
         self,
         evaluate: Callable[[int], bool],
         measure: Callable[[nn.Module], Mapping[str, float]] | None,
         progress: Callable[[int, Row | None], None] | None,
     ) -> None:
-        """End an epoch, and say what there is to be said of it."""
+        """Close an epoch, and record and report its row."""
         begun, epoch = time.perf_counter(), self._closed + 1
         means = self._close(epoch)
         self._seconds += time.perf_counter() - begun
@@ -276,7 +276,7 @@ class RobustTrainer:
         tables, n = self._tables, len(self._x)
         totals = tables["class_sums"].sum(1, keepdim=True)
         means = tables["class_sums"] / totals.clamp_min(1e-30)
-        # A class that the epoch did not have keeps its row.
+        # A class without images in this epoch keeps its row.
         tables["class_weights"].copy_(
             torch.where(totals > 0, means, tables["class_weights"])
         )
@@ -304,10 +304,10 @@ class RobustTrainer:
         return row
 
     def _require_finite_outputs(self) -> None:
-        """Refuse a network whose last update was too long: no loss tells of it."""
+        """Refuse outputs that are not finite after the last update."""
         with torch.no_grad(), evaluation_mode(self.network):
-            answers = self.network(self._x[: self.recipe.batch_size])
-        if not bool(answers.isfinite().all()):
+            outputs = self.network(self._x[: self.recipe.batch_size])
+        if not bool(outputs.isfinite().all()):
             raise_diverged("the network's outputs", "others at the end")
 
     def _identify(
@@ -315,7 +315,7 @@ class RobustTrainer:
         evaluate: Callable[[int], bool],
         measure: Callable[[nn.Module], Mapping[str, float]] | None,
     ) -> None:
-        """Hash all that decides the run; it takes a look at all data, once."""
+        """Hash all that decides the run; reads all data, once."""
         callee = "RobustTrainer.train"
         if self._identity is None:
             settings = {
@@ -344,7 +344,7 @@ class RobustTrainer:
                 parts[f"momentum.{i}"] = state["momentum_buffer"]
         return parts
 
-    def _keep(self, path: Path) -> None:
+    def _save(self, path: Path) -> None:
         begun = time.perf_counter()
         if self.device.type == "cuda":  # steps that still run are no time of writing
             torch.cuda.synchronize(self.device)
@@ -416,13 +416,13 @@ class AveragedWeights:
 
     @torch.no_grad()
     def take_over(self) -> None:
-        """Begin anew at the weights that the network has now."""
+        """Restart from the current weights of the network."""
         own, seen = _columns(self._all)
         torch._foreach_copy_(own, seen)
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Go a step towards the network's weights."""
+        """Move one step towards the current weights of the network."""
         own, seen = _columns(self._real)
         torch._foreach_lerp_(own, seen, 1 - self.decay)
         for average, value in self._all:
@@ -435,18 +435,18 @@ def _columns(pairs: list[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Ten
 
 
 class TrainingDiverged(ValueError):
-    """A loss that is no longer a number: nothing can be learned from there."""
+    """The loss or the outputs are no longer finite."""
 
 
 def raise_diverged(what: str, got: str) -> NoReturn:
-    """Say that something is not finite any more."""
+    """Raise the error about a value that is no longer finite."""
     remedy = "Lower the learning rate or a weight of the recipe."
     text = complaint("RobustTrainer.train", what, "finite", got, remedy)
     raise TrainingDiverged(text)
 
 
 def check_network(network: nn.Module) -> None:
-    """Refuse a network whose numbers are not float32: both passes count on it."""
+    """Refuse a network whose parameters or buffers are not float32."""
     state = [*network.named_parameters(), *network.named_buffers()]
     other = [
         f"{name} in {value.dtype}"

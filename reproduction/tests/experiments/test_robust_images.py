@@ -361,7 +361,7 @@ def test_a_network_lost_in_its_very_last_step_has_no_numbers(tmp_path, caplog):
     (lost,) = computed(tmp_path, small_run(recipe=recipe))
     assert lost["train_accuracy"] is None
     assert lost["averaged"] is None
-    assert "answers must be finite" in caplog.text
+    assert "outputs must be finite" in caplog.text
 
 
 def test_the_seed_draws_the_network_and_the_course_of_training(tmp_path, monkeypatch):
