@@ -54,7 +54,7 @@ from normalign.training import (
     train,
     train_together,
 )
-from normalign.training.group import Record
+from normalign.training._scheduler import Record
 from normalign.training.history import History
 from normalign_reproduction.evidence.acceleration_table import acceleration_rows
 from normalign_reproduction.experiments.acceleration import (

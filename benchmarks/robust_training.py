@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normalign.nn import WideResNet
-from normalign.training.robust import Recipe, RobustTrainer
+from normalign_reproduction.robust import Recipe, RobustTrainer
 from normalign_reproduction.store import commit
 
 

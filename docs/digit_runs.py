@@ -19,8 +19,7 @@ from normalign.data import Dataset, load_digits_5000
 from normalign.geometry import local_geometry
 from normalign.nn import mlp
 from normalign.regularizers import augmented_norm
-from normalign.training import History, train
-from normalign.training.checkpoint import read_checkpoint, write_checkpoint
+from normalign.training import History, read_checkpoint, train, write_checkpoint
 from normalign_reproduction._errors import require
 from normalign_reproduction.files import settings_hash
 

@@ -44,7 +44,7 @@ def lines() -> Iterator[str]:
     """Yield one line for each public name and each public method, unsorted."""
     for name, home in normalign._HOMES.items():
         yield f"normalign.{name}: normalign.{home}.{name}"
-    for folder in [*folders()[1:], "normalign.cli", "normalign.training.robust"]:
+    for folder in [*folders()[1:], "normalign.cli", "normalign.training.randomness"]:
         package = importlib.import_module(folder)
         for name in package.__all__:
             yield from describe(f"{folder}.{name}", getattr(package, name))

@@ -80,7 +80,7 @@ def test_only_folders_are_public_modules():
             if kind_of(getattr(package, name)) == "module":
                 modules.add(f"{folder}.{name}")
     assert modules == {
-        *folders()[1:], "normalign.training.robust", "normalign.training.rules",
+        *folders()[1:], "normalign.training.randomness", "normalign.training.rules",
     }  # fmt: skip
 
 

@@ -32,14 +32,14 @@ from normalign.data.sources import RemoteFile, Source
 from normalign.data.xor import xor_clusters
 from normalign.nn import mlp
 from normalign.training import Ensemble, Member
-from normalign.training.checkpoint import read_checkpoint, write_checkpoint
-from normalign.training.robust import Recipe, RobustTrainer
+from normalign.training._checkpoint import read_checkpoint, write_checkpoint
 from normalign.training.rules import SGD
 from normalign_reproduction.commands.unchanged import recalled, remembered
 from normalign_reproduction.context import Context
 from normalign_reproduction.experiments.kept import Kept
 from normalign_reproduction.reporting.kept_files import write_anew
 from normalign_reproduction.results import Store, read_archive, write_archive
+from normalign_reproduction.robust import Recipe, RobustTrainer
 from normalign_reproduction.running.plan import Batch, opened, remember
 from normalign_reproduction.running.workers import Notes, notes_of
 from normalign_reproduction.spec import Record, Run

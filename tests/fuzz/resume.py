@@ -22,17 +22,15 @@ from torch import nn
 
 from normalign.regularizers import PenaltyForm
 from normalign.training import Ensemble, Member, span_reduction, tune_weight
-from normalign.training.attack import measures, robust_accuracy
-from normalign.training.batches import Attacked, Augmented
-from normalign.training.centroids import stacked_centroid_alignment
-from normalign.training.checkpoint import CheckpointRefused
-from normalign.training.robust import Recipe, RobustTrainer
+from normalign.training._attack import Attacked, Augmented, measures, robust_accuracy
+from normalign.training._checkpoint import CheckpointRefused
+from normalign.training._measures import stacked_centroid_alignment, stacked_geometry
 from normalign.training.rules import SGD, AdamW, Grokfast, OrthoGrad
-from normalign.training.stack_geometry import stacked_geometry
 from normalign_reproduction.context import Context
 from normalign_reproduction.experiments.kept import Kept
 from normalign_reproduction.files import read_checked, write_checked
 from normalign_reproduction.results import Store
+from normalign_reproduction.robust import Recipe, RobustTrainer
 from normalign_reproduction.running.plan import Batch
 from normalign_reproduction.spec import Run
 

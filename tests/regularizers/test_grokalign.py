@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from normalign.nn import mlp
 from normalign.nn.transformer import Transformer
-from normalign.regularizers import GrokAlign
+from normalign.regularizers import GrokAlign, penalised
 from normalign.training import train
 from tests.cases import Attention, TokenModel
 from tests.regularizers.penalties import (
@@ -589,3 +589,18 @@ def test_on_a_gpu_the_numbers_are_those_of_the_cpu(power):
         copy.deepcopy(model).cuda(), x.cuda()
     )[1]
     torch.testing.assert_close(found.detach().cpu(), right)
+
+
+@pytest.mark.parametrize("estimator", ["output", "input", "noise"])
+def test_given_noise_takes_the_place_of_new_numbers(estimator):
+    model, x = mlp([5, 4, 3], generator=generator(0)), torch.rand(6, 5)
+    penalty = GrokAlign(0.5, estimator=estimator, n_probes=2)
+    shape = penalty.form.noise_shape(x, (6, 3))
+    noise = torch.randn(shape, generator=generator(1))
+    values = [penalty(model, x, noise=noise)[1] for _ in range(2)]
+    assert values[0] == values[1] != penalty(model, x)[1]
+    _, each = penalised(model, x, noise, penalty.form)
+    torch.testing.assert_close(values[0], 0.5 * each.mean())
+    compiled = GrokAlign(0.5, compile=True)
+    with pytest.raises(ValueError, match="noise must be None with compile"):
+        compiled(model, x, noise=noise)

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from normalign.training import checkpoint as module
-from normalign.training.checkpoint import (
+from normalign.training import _checkpoint as module
+from normalign.training._checkpoint import (
     ENTRY,
     fingerprint,
     read_checkpoint,
@@ -443,7 +443,7 @@ def test_file_and_folder_are_flushed_around_the_renaming(tmp_path, monkeypatch):
 
 WRITER = """
 import itertools, sys, torch
-from normalign.training.checkpoint import write_checkpoint
+from normalign.training._checkpoint import write_checkpoint
 torch.set_num_threads(1)
 for i in itertools.count():
     tensors = {"w": torch.full((200_000,), float(i)), "i": torch.tensor(i)}

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from normalign.nn import mlp
-from normalign.training.identity import digest, identify
+from normalign.training._checkpoint import digest, identify
 
 
 def name(value):

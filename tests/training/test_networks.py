@@ -3,17 +3,20 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call
+from torch.func import functional_call, jacrev, vmap
 
+from normalign.nn import Quadratic, mlp
 from normalign.regularizers import PenaltyForm
 from normalign.training import Member
-from normalign.training.losses import LOSSES
-from normalign.training.networks import (
+from normalign.training._networks import (
+    Chain,
     Objective,
+    RecordedPass,
     StackedChains,
     StackedModules,
-    stacked,
+    stack_networks,
 )
+from normalign.training._targets import LOSSES
 from normalign.training.rules import SGD, AdamW
 from tests.cases import TokenModel
 from tests.oracles import jacobian_by_loop
@@ -108,7 +111,7 @@ def test_outputs_gradients_and_jacobians_are_those_of_each_network(name):
     x, y = (
         torch.stack([getattr(d, key) for d in data]) for key in ("x_train", "y_train")
     )
-    architecture, rows = stacked(networks, data[0].x_train)
+    architecture, rows = stack_networks(networks, data[0].x_train)
     parameters = architecture.split(rows)
     outputs = architecture.outputs(parameters, x)
     jacobians = architecture.jacobians(parameters, x)
@@ -122,7 +125,7 @@ def test_outputs_gradients_and_jacobians_are_those_of_each_network(name):
 
 def test_rows_are_the_parameters_in_their_order_and_split_gives_views():
     networks = built(Normed, 2)
-    architecture, rows = stacked(networks, torch.zeros(1, 6))
+    architecture, rows = stack_networks(networks, torch.zeros(1, 6))
     parts = architecture.split(rows)
     for part, (name, expected) in zip(
         parts, networks[1].named_parameters(), strict=True
@@ -249,3 +252,263 @@ def test_tokens_train_through_the_general_road(form):
             torch.testing.assert_close(row, start - 0.1 * gradient)
         else:
             assert one.history["penalty"][-1] > 0
+
+
+ACTIVATIONS = {
+    "relu": nn.ReLU(),
+    "leaky": nn.LeakyReLU(0.2),
+    "quadratic": Quadratic(),
+    "tanh": nn.Tanh(),
+    "sigmoid": nn.Sigmoid(),
+    "silu": nn.SiLU(),
+    "gelu": nn.GELU(),
+    "identity": nn.Identity(),
+}
+
+
+def network(activation: nn.Module, *, bias: bool = True) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(5, 6, bias=bias), activation, nn.Linear(6, 7, bias=bias), activation,
+        nn.Linear(7, 3, bias=bias),
+    ).double()  # fmt: skip
+
+
+def copies(template: nn.Module, s: int = 3) -> list[torch.Tensor]:
+    """Stacked parameters of s networks with numbers of their own."""
+    return [torch.randn(s, *p.shape, dtype=p.dtype) for p in template.parameters()]
+
+
+def fresh(activation: nn.Module) -> nn.Sequential:
+    """The same network, with an activation module for each place."""
+    layers = list(network(activation))
+    layers[3] = nn.LeakyReLU(0.2) if isinstance(activation, nn.LeakyReLU) else (
+        type(activation)()
+    )  # fmt: skip
+    return nn.Sequential(*layers)
+
+
+def call(model: nn.Module, parameters: list[torch.Tensor], i: int, x: torch.Tensor):
+    named = zip(dict(model.named_parameters()), parameters, strict=True)
+    return functional_call(model, {name: p[i] for name, p in named}, (x,))
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_output_and_derivatives_are_those_of_every_network(name):
+    model = fresh(ACTIVATIONS[name])
+    parameters, x = copies(model), torch.randn(3, 4, 5, dtype=torch.float64)
+    chain = Chain.of(model)
+    assert chain is not None
+    local = RecordedPass(chain, parameters, x)
+    probe = torch.randn(12, 3, dtype=torch.float64)
+    tangent = torch.randn(12, 5, dtype=torch.float64)
+    jacobian = torch.stack([
+        vmap(jacrev(lambda z, i=i: call(model, parameters, i, z)))(x[i])
+        for i in range(3)
+    ])  # fmt: skip
+    flat = jacobian.flatten(0, 1)
+    output = torch.stack([call(model, parameters, i, x[i]) for i in range(3)])
+    torch.testing.assert_close(local.stacked, output)
+    torch.testing.assert_close(local.jacobian(), jacobian)
+    expected = torch.einsum("nkd,nk->nd", flat, probe)
+    torch.testing.assert_close(local.pull(probe), expected)
+    expected = torch.einsum("nkd,nd->nk", flat, tangent)
+    torch.testing.assert_close(local.push(tangent), expected)
+    step = 0.1 * tangent
+    moved = [call(model, parameters, i, (x.flatten(0, 1) + step).view(x.shape)[i])
+             for i in range(3)]  # fmt: skip
+    torch.testing.assert_close(local.moved(step), torch.cat(moved))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3)),
+        nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 3)),
+        nn.Sequential(nn.Linear(5, 6), nn.LeakyReLU(-0.5), nn.Linear(6, 3)),
+    ],
+    ids=["two maps in a row", "a linear network", "a slope below zero"],
+)
+def test_unusual_chains_are_what_their_modules_are(model):
+    model = model.double()
+    chain = Chain.of(model)
+    assert chain is not None
+    parameters = [p.detach()[None] for p in model.parameters()]
+    x = torch.randn(1, 6, 5, dtype=torch.float64)
+    local = chain.run(parameters, x)
+    torch.testing.assert_close(local.stacked[0], model(x[0]))
+    torch.testing.assert_close(local.jacobian()[0], vmap(jacrev(model))(x[0]))
+
+
+def test_images_are_flattened_where_the_network_does_so():
+    model = nn.Sequential(nn.Flatten(), *mlp([8, 4, 2]))
+    chain = Chain.of(model)
+    assert chain is not None
+    assert chain.flattens
+    parameters = [p.detach()[None] for p in model.parameters()]
+    x = torch.randn(1, 3, 2, 2, 2)
+    local = RecordedPass(chain, parameters, x)
+    torch.testing.assert_close(local.stacked[0], model(x[0]))
+    assert local.pull(torch.ones(3, 2)).shape == (3, 2, 2, 2)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+
+def hooked() -> nn.Module:
+    model = mlp([3, 4, 2])
+    model[0].register_forward_hook(lambda *_: None)
+    return model
+
+
+def tied() -> nn.Module:
+    layer = nn.Linear(3, 3)
+    return nn.Sequential(layer, nn.ReLU(), layer)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Residual(),
+        nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 2)),
+        nn.Sequential(nn.Linear(3, 3), nn.ReLU()),
+        nn.Sequential(nn.ReLU(), nn.Linear(3, 3)),
+        nn.Sequential(nn.Linear(3, 3), nn.GELU(approximate="tanh"), nn.Linear(3, 2)),
+        nn.Sequential(nn.Flatten(2), nn.Linear(3, 3)),
+        nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
+        tied(),
+        hooked(),
+    ],
+    ids=["residual", "layer norm", "activation last", "activation first",
+         "approximate", "odd flatten", "weight norm", "tied", "hooked"],
+)  # fmt: skip
+def test_what_is_no_chain_is_left_to_the_general_road(model):
+    assert Chain.of(model) is None
+
+
+RECORDED = {
+    "relu": nn.ReLU,
+    "leaky": nn.LeakyReLU,
+    "quadratic": Quadratic,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+    "identity": nn.Identity,
+}
+
+
+def recorded_network(name: str, *, bias: bool) -> nn.Sequential:
+    activation = RECORDED[name]
+    return nn.Sequential(
+        nn.Linear(5, 6, bias=bias), activation(), nn.Linear(6, 7, bias=bias),
+        activation(), nn.Linear(7, 3, bias=bias),
+    ).double()  # fmt: skip
+
+
+class Naive:
+    """The same pass, chain rule by chain rule, for autograd to differentiate."""
+
+    def __init__(self, model, parameters, x) -> None:
+        self.model, self.parameters, self.x = model, parameters, x
+        self.point, self.output = x.flatten(0, 1), self.at(x)
+
+    def at(self, x):
+        names = list(dict(self.model.named_parameters()))
+
+        def one(parameters, x):
+            named = dict(zip(names, parameters, strict=True))
+            return functional_call(self.model, named, (x,))
+
+        return vmap(one)(self.parameters, x).flatten(0, 1)
+
+    def jacobian(self):
+        names = list(dict(self.model.named_parameters()))
+
+        def one(parameters, x):
+            named = dict(zip(names, parameters, strict=True))
+            return vmap(jacrev(lambda z: functional_call(self.model, named, (z,))))(x)
+
+        return vmap(one)(self.parameters, self.x).flatten(0, 1)
+
+    def pull(self, cotangent):
+        return torch.einsum("nkd,nk->nd", self.jacobian(), cotangent)
+
+    def push(self, tangent):
+        return torch.einsum("nkd,nd->nk", self.jacobian(), tangent)
+
+    def moved(self, step):
+        return self.at(self.x + step.view(self.x.shape))
+
+
+def number(local, seed: int) -> torch.Tensor:
+    """Something that needs every derivative: outputs, two pulls, two pushes, a move."""
+    source = torch.Generator().manual_seed(seed)
+
+    def draw(like: torch.Tensor) -> torch.Tensor:
+        return torch.randn(like.shape, generator=source, dtype=like.dtype)
+
+    total = local.output.sin().sum()
+    for _ in range(2):
+        total = total + local.pull(draw(local.output)).square().sum().sqrt()
+        pushed = local.push(draw(local.point))
+        total = total + (pushed * local.output).sum()
+    return total + local.moved(0.1 * draw(local.point)).square().sum()
+
+
+# Few samples: their products are joined; many: they are added up.
+@pytest.mark.parametrize("n", [2, 9])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", RECORDED)
+def test_written_gradients_are_those_of_autograd(name, bias, n):
+    model = recorded_network(name, bias=bias)
+    chain = Chain.of(model)
+    assert chain is not None
+    parameters = [torch.randn(4, *p.shape).double() for p in model.parameters()]
+    x = torch.randn(4, n, 5, dtype=torch.float64)
+    leaves = [p.clone().requires_grad_() for p in parameters]
+    expected = torch.autograd.grad(number(Naive(model, leaves, x), 3), leaves)
+    local = RecordedPass(chain, parameters, x)
+    found = [torch.full_like(p, torch.nan) for p in parameters]
+    local.write_gradients(number(local, 3), found)
+    torch.testing.assert_close(found, list(expected), rtol=1e-11, atol=1e-11)
+
+
+def test_one_linear_map_is_a_chain_too():
+    model = nn.Linear(4, 2).double()
+    chain = Chain.of(model)
+    assert chain is not None
+    parameters = [p.detach()[None] for p in model.parameters()]
+    local = RecordedPass(chain, parameters, torch.randn(1, 5, 4).double())
+    found = [torch.empty_like(p) for p in parameters]
+    probe = torch.randn(5, 2).double()
+    local.write_gradients(local.pull(probe).sum(), found)
+    # J^T v = W^T v: every column of the gradient is the sum of the probes.
+    torch.testing.assert_close(found[0][0], probe.sum(0)[:, None].expand(2, 4))
+    assert not found[1].any()
+
+
+def test_gradients_are_written_into_views_of_one_tensor():
+    model = recorded_network("tanh", bias=True)
+    chain = Chain.of(model)
+    assert chain is not None
+    parameters = [torch.randn(2, *p.shape).double() for p in model.parameters()]
+    sizes = [p[0].numel() for p in parameters]
+    x = torch.randn(2, 3, 5, dtype=torch.float64)
+    rows = torch.full((2, sum(sizes)), torch.nan, dtype=torch.float64)
+    views = [
+        part.unflatten(1, p.shape[1:])
+        for part, p in zip(rows.split(sizes, 1), parameters, strict=True)
+    ]
+    apart = [torch.empty_like(p) for p in parameters]
+    for into in (views, apart):
+        local = RecordedPass(chain, parameters, x)
+        local.write_gradients(number(local, 1), into)
+    assert rows.isfinite().all()
+    for view, one in zip(views, apart, strict=True):
+        torch.testing.assert_close(view, one)

@@ -12,12 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from normalign.training import accuracy
-from normalign.training.robust import (
-    Recipe,
-    RobustTrainer,
-    TrainingDiverged,
-    evaluated,
-)
 from normalign_reproduction.context import Context
 from normalign_reproduction.experiments.robust_images_data import Pictures, pictures
 from normalign_reproduction.experiments.robust_images_geometry import (
@@ -35,6 +29,8 @@ from normalign_reproduction.experiments.timetable import (
     kept_history,
     log_spaced,
 )
+from normalign_reproduction.robust import Recipe, RobustTrainer, TrainingDiverged
+from normalign_reproduction.robust import evaluate as evaluated
 from normalign_reproduction.spec import Run
 
 __all__ = ["batches", "compute", "recipe_of"]

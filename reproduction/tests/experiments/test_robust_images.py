@@ -14,7 +14,6 @@ from torch import nn
 
 from normalign import local_affine, local_geometry
 from normalign.nn import resnet18
-from normalign.training.robust import Recipe
 from normalign_reproduction import catalogue
 from normalign_reproduction.context import Context
 from normalign_reproduction.experiments import robust_images
@@ -25,6 +24,7 @@ from normalign_reproduction.experiments.robust_images_networks import (
     network_cost,
     network_named,
 )
+from normalign_reproduction.robust import Recipe
 from normalign_reproduction.spec import Run
 
 CPU = torch.device("cpu")
@@ -361,7 +361,7 @@ def test_a_network_lost_in_its_very_last_step_has_no_numbers(tmp_path, caplog):
     (lost,) = computed(tmp_path, small_run(recipe=recipe))
     assert lost["train_accuracy"] is None
     assert lost["averaged"] is None
-    assert "answers must be finite" in caplog.text
+    assert "outputs must be finite" in caplog.text
 
 
 def test_the_seed_draws_the_network_and_the_course_of_training(tmp_path, monkeypatch):

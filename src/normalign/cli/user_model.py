@@ -9,7 +9,7 @@ import sys
 import traceback
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,8 @@ from torch import Tensor, nn
 
 from normalign._errors import complaint, describe, require, require_kind
 from normalign.cli.output import note
-from normalign.nn.checkpoints import (
-    BUILT_IN,
-    CheckpointReport,
-    load_weights_of,
-    network_for,
-)
+from normalign.nn._forms import BUILT_IN, network_for
+from normalign.nn._state_files import StateFile, read_state_file
 
 __all__ = ["built_model", "load_weights", "read_arrays"]
 
@@ -34,6 +30,8 @@ _USER_CODE_ERRORS = (
     NameError, OSError, RuntimeError, SyntaxError, SystemExit, TypeError, ValueError,
 )  # fmt: skip
 _BUILT_IN = "normalign.nn:"
+
+_State = dict[str, Tensor]
 
 
 def built_model(callee: str, where: str, *, weights: Path | None = None) -> nn.Module:
@@ -62,7 +60,7 @@ def built_model(callee: str, where: str, *, weights: Path | None = None) -> nn.M
     )  # fmt: skip
     try:
         with _importable_folder(path.resolve().parent):
-            module = _imported(path)
+            module = _import_file(path)
             build = getattr(module, function, None)
             require(
                 callable(build), callee, "--model",
@@ -95,9 +93,14 @@ def _network_of_ours(callee: str, where: str, weights: Path | None) -> nn.Module
     require(name in BUILT_IN, callee, "--model", f"one of {known}", repr(where))
     generator = torch.Generator().manual_seed(0)
     if weights is not None:
-        network, form = network_for(
-            name, weights, callee=callee, argument="--weights", generator=generator
-        )
+        file = read_state_file(weights, callee=callee, argument="--weights")
+        landmarks = ("stem.weight", "stem.0.weight", "fc.weight")
+        _, state = _without_prefix(file, landmarks)
+        try:
+            network, form = network_for(name, state, generator=generator)
+        except ValueError as error:
+            rule, got = f"weights of a {name}", f"{weights.name} ({error})"
+            raise ValueError(complaint(callee, "--weights", rule, got)) from error
         read = ", ".join(f"{key}={value!r}" for key, value in form.items())
         note(f"model: {name} with {read or 'its usual form'}, as in {weights.name}")
         return network
@@ -121,7 +124,7 @@ def _importable_folder(folder: Path) -> Iterator[None]:
             sys.path.remove(str(folder))
 
 
-def _imported(path: Path) -> Any:
+def _import_file(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location("normalign_user_model", path)
     assert spec is not None  # the suffix is .py
     assert spec.loader is not None
@@ -140,10 +143,11 @@ def _place(error: BaseException, path: Path) -> str:
     return f"{path}, line {lines[-1]}" if lines else str(path)
 
 
-def load_weights(callee: str, model: nn.Module, path: Path) -> CheckpointReport:
+def load_weights(callee: str, model: nn.Module, path: Path) -> None:
     """Load a state dict into a model: every tensor must fit, none may be left over.
 
-    What was done to the file's names, and what of it the model does not hold, is noted.
+    Words that all names begin with, such as ``module.``, are removed where more names
+    match then. What was removed and what else is in the file is noted.
 
     Raises
     ------
@@ -152,25 +156,78 @@ def load_weights(callee: str, model: nn.Module, path: Path) -> CheckpointReport:
     ModuleNotFoundError
         If a ``.safetensors`` file comes without the ``weights`` extra.
     """
-    report = load_weights_of(model, path, callee=callee, argument="--weights")
-    if report.entry:
-        note(f"weights: taken from {report.entry!r} in {report.file}")
-    if report.prefix:
-        note(f"weights: the prefix {report.prefix!r} was taken off the names")
-    if report.naming != "own":
-        note(f"weights: {report.naming} names, read as ours")
-    if report.ignored:
-        note(
-            f"weights: left in the file: {', '.join(report.ignored[:4])}"
-            f"{', ...' * (len(report.ignored) > 4)}"
+    file = read_state_file(path, callee=callee, argument="--weights")
+    own = {k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)}
+    prefix, state = _without_prefix(file, own)
+    state = {name: v for name, v in state.items() if name != "n_averaged"}
+    if file.entry:
+        note(f"weights: taken from {file.entry!r} in {path.name}")
+    if prefix:
+        note(f"weights: the prefix {prefix!r} was taken off the names")
+    if file.others:
+        note(f"weights: left in the file: {_first(file.others)}")
+    misfits = _misfits(state, own)
+    require(
+        not misfits, callee, "--weights",
+        f"a state dict with the model's {len(own)} tensors", misfits,
+        "Weights with other names, or with a standardisation of inputs: build and load "
+        "the model in FILE.py, with load_checkpoint of normalign_reproduction.robust.",
+    )  # fmt: skip
+    model.load_state_dict(state, strict=False)
+
+
+def _without_prefix(file: StateFile, own: Collection[str]) -> tuple[str, _State]:
+    """Remove the words that all names begin with, as long as more names match."""
+    best = "", dict(file.tensors)
+    prefix, state = best
+    while len({name.partition(".")[0] for name in state if name != "n_averaged"}) == 1:
+        word = next(name for name in state if name != "n_averaged").partition(".")[0]
+        prefix += word + "."
+        state = {name.removeprefix(f"{word}."): v for name, v in state.items()}
+        if len(state.keys() & set(own)) > len(best[1].keys() & set(own)):
+            best = prefix, state
+        if not all("." in name for name in state if name != "n_averaged"):
+            break
+    return best
+
+
+def _misfits(state: _State, own: _State) -> str:
+    """Say which tensors are missing, left over, or cannot be loaded; empty if none."""
+    both = state.keys() & own.keys()
+    # Of tensors that share their memory, a file may hold one for all.
+    filled = {own[name].data_ptr() for name in both}
+    missing = [
+        name
+        for name, value in own.items()
+        if name not in both
+        and not name.endswith("num_batches_tracked")
+        and value.data_ptr() not in filled
+    ]
+    shapes = [
+        f"{name}: {tuple(state[name].shape)} in the file, {tuple(value.shape)} in the "
+        "model"
+        for name, value in own.items()
+        if name in both and state[name].shape != value.shape
+    ]
+    unreal = [
+        name
+        for name, value in own.items()
+        if name in both and state[name].shape == value.shape
+        and value.is_floating_point()
+        and not (
+            state[name].is_floating_point()
+            and bool(state[name].to(value.dtype).isfinite().all())
         )
-    if report.normalisation is not None:
-        note(
-            f"weights: the file standardises its inputs, {report.normalisation}, and "
-            "this model does not; give data that are, or a FILE.py that puts "
-            "normalign.nn.Standardise first and loads the weights itself"
-        )
-    return report
+    ]  # fmt: skip
+    kinds = (
+        ("missing", missing), ("unexpected", [n for n in state if n not in own]),
+        ("of another shape", shapes), ("not finite or not real", unreal),
+    )  # fmt: skip
+    return "; ".join(f"{len(n)} {kind} ({_first(n)})" for kind, n in kinds if n)
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + ", ..." * (len(names) > 4)
 
 
 def read_arrays(

@@ -1,4 +1,4 @@
-"""Images turned, shifted, cropped and flipped, each by an amount of its own."""
+"""Images turned and shifted, each by an amount of its own."""
 
 from __future__ import annotations
 
@@ -6,78 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normalign._errors import require, require_kind
+from normalign._errors import require
 
-__all__ = ["cropped_and_flipped", "moved_images"]
-
-
-def cropped_and_flipped(
-    images: Tensor, *, padding: int = 4, offsets: Tensor, flips: Tensor
-) -> Tensor:
-    r"""Return crops of padded images, of the images' own size, some of them mirrored.
-
-    .. math:: g_{r,q} = f_{r + o_1 - p,\, q' + o_2 - p}, \qquad
-        q' = w - 1 - q \text{ if flipped, else } q
-
-    with zero outside of the image. Offset :math:`(p, p)` without a flip gives the image
-    back; offsets from 0 to :math:`2p` are the crops of the image with a border of
-    :math:`p` pixels, and whole numbers beyond are crops of a wider border. Values are
-    picked, not computed, in any dtype, and nothing waits for the device.
-
-    Parameters
-    ----------
-    images : Tensor of shape (n, c, h, w)
-    padding : int, default=4
-    offsets : integer Tensor of shape (n, 2)
-        Of each crop's first row and first column in the padded image.
-    flips : boolean Tensor of shape (n,)
-        Which crops are mirrored, left to right.
-
-    Returns
-    -------
-    Tensor of shape (n, c, h, w)
-
-    Raises
-    ------
-    TypeError
-        If offsets are not whole numbers or flips are not boolean.
-    ValueError
-        If the shapes do not fit or the padding is negative.
-
-    Examples
-    --------
-    >>> image, one = torch.tensor([[[[1, 2], [3, 4]]]]), torch.tensor([True])
-    >>> low = torch.tensor([[2, 1]])  # a row down, no column
-    >>> cropped_and_flipped(image, padding=1, offsets=low, flips=one)
-    tensor([[[[4, 3],
-              [0, 0]]]])
-    """
-    callee = "cropped_and_flipped"
-    require(images.ndim == 4, callee, "images", "of shape (n, c, h, w)", images)
-    n, _, h, w = images.shape
-    require(padding >= 0, callee, "padding", "0 or more", padding)
-    whole = not (offsets.is_floating_point() or offsets.is_complex())
-    require_kind(whole, callee, "offsets", "a tensor of whole numbers", offsets)
-    require(offsets.shape == (n, 2), callee, "offsets", f"of shape {(n, 2)}", offsets)
-    boolean = flips.dtype == torch.bool
-    require_kind(boolean, callee, "flips", "a boolean tensor", flips)
-    require(flips.shape == (n,), callee, "flips", f"of shape {(n,)}", flips)
-    across = torch.arange(w, device=images.device).expand(n, w)
-    across = torch.where(flips[:, None], across.flip(1), across)
-    rows = torch.arange(h, device=images.device) + offsets[:, :1].long() - padding
-    columns = across + offsets[:, 1:].long() - padding
-    inside = _within(rows, h)[:, None, :, None] & _within(columns, w)[:, None, None, :]
-    picked = images[
-        torch.arange(n, device=images.device)[:, None, None, None],
-        torch.arange(images.shape[1], device=images.device)[None, :, None, None],
-        rows.clamp(0, h - 1)[:, None, :, None],
-        columns.clamp(0, w - 1)[:, None, None, :],
-    ]
-    return picked.masked_fill(~inside, 0)
-
-
-def _within(places: Tensor, size: int) -> Tensor:
-    return (places >= 0) & (places < size)
+__all__ = ["moved_images"]
 
 
 def moved_images(

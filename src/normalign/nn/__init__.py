@@ -1,10 +1,7 @@
 """The paper's networks, written plainly."""
 
-from normalign.nn.checkpoints import (
-    CheckpointReport,
-    Normalisation,
-    load_checkpoint,
-)
+from normalign.nn._forms import network_for, network_form
+from normalign.nn._state_files import StateFile, read_state_dict
 from normalign.nn.dense import Quadratic, mlp
 from normalign.nn.kernel_logistic import GaussianKernelLogistic
 from normalign.nn.layers import Standardise
@@ -15,16 +12,17 @@ from normalign.nn.wide_resnet import WideResNet, wide_resnet28_2, wide_resnet28_
 __all__ = [
     "BasicBlock",
     "Bottleneck",
-    "CheckpointReport",
     "GaussianKernelLogistic",
-    "Normalisation",
     "Quadratic",
     "ResNet",
     "Standardise",
+    "StateFile",
     "Transformer",
     "WideResNet",
-    "load_checkpoint",
     "mlp",
+    "network_for",
+    "network_form",
+    "read_state_dict",
     "resnet18",
     "resnet50",
     "wide_resnet28_2",

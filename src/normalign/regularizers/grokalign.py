@@ -17,7 +17,7 @@ from normalign.regularizers.calls import Call, check_call, eager_model, normal_n
 from normalign.regularizers.compiled import CompiledCall, compiled_function
 from normalign.regularizers.eager import check_output
 from normalign.regularizers.forms import PenaltyForm
-from normalign.regularizers.formulas import widened
+from normalign.regularizers.formulas import given_noise, widened
 
 __all__ = ["GrokAlign"]
 
@@ -161,7 +161,9 @@ class GrokAlign:
         penalty.form = replace(penalty.form, released=True)
         return penalty
 
-    def __call__(self, model: Model, x: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, model: Model, x: Tensor, *, noise: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return what the model returns for ``x``, and the weighted penalty.
 
         Parameters
@@ -171,6 +173,10 @@ class GrokAlign:
         x : Tensor of shape (n, ...)
             Floating point, or tokens where ``at`` says at which submodule the map
             begins. It is not changed, and need not require a gradient.
+        noise : Tensor, optional
+            Standard normal numbers of shape ``form.noise_shape(x, output.shape)``, used
+            instead of new ones: in a CUDA graph, or to repeat a step. Without
+            ``compile``.
 
         Returns
         -------
@@ -186,7 +192,7 @@ class GrokAlign:
             # No numbers, so no NaN among them, and a graph to go back through.
             value = widened(output.flatten()[:0]).sum()
         else:
-            output, values = self._values(model, x)
+            output, values = self._values(model, x, noise)
             value = values.sum() * (weight / max(len(values), 1))
         self.step += 1
         return output, value
@@ -254,13 +260,17 @@ class GrokAlign:
         self._calls = WeakKeyDictionary()
         self._run: Callable[..., Any] | None = None
 
-    def _values(self, model: Model, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _values(
+        self, model: Model, x: Tensor, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return outputs and unweighted penalties, by the route that was asked for."""
         model = eager_model(model)
         check_call(model, x, self.form, _NAME)
-        noise = normal_noise(self.generator)
+        eager = noise is None or not self.compile
+        require(eager, _NAME, "noise", "None with compile", noise)
+        source = normal_noise(self.generator) if noise is None else given_noise(noise)
         if not isinstance(model, nn.Module):
-            return Call(model, self.form, _NAME, trial=False)(model, x, noise)
+            return Call(model, self.form, _NAME, trial=False)(model, x, source)
         call = self._calls.get(model)
         if call is None or call.form is not self.form:
             call = Call(model, self.form, _NAME)
@@ -268,7 +278,7 @@ class GrokAlign:
                 self._run = self._run or compiled_function(self.compile, _NAME)
                 call = CompiledCall(call, self._run, _NAME)
             self._calls[model] = call
-        return call(model, x, noise)
+        return call(model, x, source)
 
 
 _NAME = "GrokAlign"

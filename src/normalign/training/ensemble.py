@@ -1,6 +1,6 @@
 """Many networks at once: seeds, methods and weights train in lockstep.
 
-Every network is a row of one tensor and goes its own way: its start, its order of
+Every network is a row of one tensor and trains independently: its start, its order of
 samples, its probes, its learning rate and its penalty depend on its own settings only,
 never on its neighbours.
 """
@@ -17,28 +17,40 @@ from torch import Tensor, nn
 
 from normalign._errors import complaint, describe, require, require_kind
 from normalign.regularizers import PenaltyForm
-from normalign.training.answers import answers_of_sets
-from normalign.training.group import Group, Plan, Record
-from normalign.training.history import History
-from normalign.training.identity import digest, identify_run, identify_structure
-from normalign.training.likeness import check_outputs, working_dtype
-from normalign.training.loop import Split, is_evaluated
-from normalign.training.losses import stacked_loss, threshold_of
-from normalign.training.networks import Networks, Objective, stacked
-from normalign.training.refusals import (
+from normalign.training._checkpoint import digest, identify_run, identify_structure
+from normalign.training._networks import Networks, Objective, stack_networks
+from normalign.training._scheduler import Group, Plan, Record, Trained, train_together
+from normalign.training._stack import Measure, Points, Prepare, Stack
+from normalign.training._targets import (
+    ClassEncoding,
+    class_encodings,
+    prepared_target,
+    stacked_loss,
+    threshold_of,
+)
+from normalign.training._validation import (
     CALLEE,
     check_calls,
     check_counts,
     check_listed,
+    check_outputs,
     check_sets,
     check_whole,
+    working_dtype,
 )
+from normalign.training.history import History
+from normalign.training.loop import Split, is_evaluated
 from normalign.training.rules import SGD, AdamW, Grokfast, OrthoGrad, StackedRule
-from normalign.training.stack import Measure, Prepare, Stack
-from normalign.training.tables import Pair, Tables, named_sets, one_each, with_targets
-from normalign.training.together import Trained, train_together
 
-__all__ = ["Ensemble", "Member"]
+__all__ = [
+    "Ensemble",
+    "Member",
+    "Pair",
+    "Tables",
+    "named_sets",
+    "one_each",
+    "with_targets",
+]
 
 Row = dict[str, float]
 
@@ -106,7 +118,7 @@ class Ensemble:
 
     Epoch 0 is the untouched network, epoch ``e`` the network after ``e`` passes
     through its training set. Networks that are chains of linear layers and elementwise
-    activations take a fast road (see :mod:`normalign.training.chain`); any other module
+    activations have derivatives in closed form, which is faster; any other module
     without dropout and batch statistics goes through ``torch.func``. On CUDA a whole
     epoch is one captured graph, and the host waits for the device at evaluations only.
 
@@ -156,7 +168,7 @@ class Ensemble:
     prepare : callable, optional
         ``prepare(stack, x, y, keys)`` changes the inputs (s, b, ...) of each training
         batch before its step: augmentation, or an attack; see
-        :mod:`normalign.training.batches`. Evaluation sees the data as they are.
+        :class:`Attacked`. Evaluation sees the data as they are.
     device : torch.device or str, optional
         Where to train; by default where the networks are.
 
@@ -204,7 +216,7 @@ class Ensemble:
         x = splits[0].x_train
         start = next(networks[0].parameters(), torch.empty(0)).device
         place = start if device is None else torch.device(device)
-        self.networks, self.start = stacked(networks, x, device=place)
+        self.networks, self.start = stack_networks(networks, x, device=place)
         self.loss, self._stacked_loss = loss, stacked_loss(loss)
         self.plan = Plan(epochs, evaluate, until, measure, measure_at)
         self.prepare = prepare
@@ -214,7 +226,7 @@ class Ensemble:
         k = output.shape[2]
         self._sets = with_targets(sets, loss, k)
         targets = {name: [y for _, y in pairs] for name, pairs in self._sets.items()}
-        self.answers = answers_of_sets(targets, k, threshold=threshold_of(loss))
+        self.encodings = class_encodings(targets, k, threshold=threshold_of(loss))
         inputs = [x for x, _ in sets["train"]]
         check_outputs(networks, self.networks, self.start, inputs)
         self._try_out(output)
@@ -258,7 +270,7 @@ class Ensemble:
         ------
         TypeError
             If one of them cannot be identified; see
-            :func:`normalign.training.identity.identify`.
+            :func:`normalign.training.identify_run`.
         """
         known: dict[int, str] = {}
 
@@ -308,7 +320,7 @@ class Ensemble:
             seeds=torch.tensor([m.seed for m in members], device=self._place),
             data={
                 name: self._tables.points(
-                    [pairs[i] for i in positions], self.answers[name]
+                    [pairs[i] for i in positions], self.encodings[name]
                 )
                 for name, pairs in self._sets.items()
             },
@@ -364,3 +376,101 @@ def _first_output(architecture: Networks, row: Tensor, x: Tensor) -> Tensor:
         got = f"{name} on {describe(x)}: {reason}"
         text = complaint("Ensemble", "networks", rule, got, remedy)
         raise ValueError(text) from error
+
+
+Pair = tuple[Tensor, Tensor]
+
+
+class Tables:
+    """Data brought to the device once, whatever number of stacks reads it."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device = dtype, device
+        self._made: dict[tuple[int, ...], Tensor] = {}
+
+    def points(
+        self, pairs: Sequence[Pair], encoding: ClassEncoding | None = None
+    ) -> Points:
+        """Return the points of some networks, stacked; shared ones are kept once."""
+        x, y = (self._table(values) for values in zip(*pairs, strict=True))
+        return Points(x, y, encoding)
+
+    def _table(self, values: Sequence[Tensor]) -> Tensor:
+        key = tuple(map(id, values))
+        key = key[:1] if len(set(key)) == 1 else key
+        if key not in self._made:
+            made = torch.stack([v.to(self._device) for v in values[: len(key)]])
+            dtype = self._dtype if made.is_floating_point() else made.dtype
+            self._made[key] = made.detach().to(dtype)
+        return self._made[key]
+
+
+_HALVES = ("x_train", "y_train", "x_test", "y_test")
+
+
+def one_each(data: Split | Sequence[Split], s: int) -> list[Split]:
+    """Return the split of each of s members.
+
+    Raises
+    ------
+    TypeError
+        If something is no split.
+    """
+    # A named tuple of four tensors is a Split, though a sequence too.
+    shared = _is_split(data) or not isinstance(data, Sequence)
+    splits: list[Any] = [data] * s if shared else list(data)  # pyright: ignore
+    names = ", ".join(_HALVES)
+    rule = f"an object with {names}, or a sequence of one for each member"
+    fields = ", ".join(f"{name}=..." for name in _HALVES)
+    remedy = f"Pass a normalign.data.Dataset, or types.SimpleNamespace({fields})."
+    for split in splits:
+        got = describe(split) if isinstance(split, Tensor) else f"a {_kind(split)}"
+        require_kind(_is_split(split), "Ensemble", "data", rule, got, remedy)
+    return splits
+
+
+def _is_split(value: Any) -> bool:
+    return all(hasattr(value, name) for name in _HALVES)
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
+def named_sets(
+    splits: Sequence[Split], also: Mapping[str, Pair | Sequence[Pair]]
+) -> dict[str, list[Pair]]:
+    """Return the inputs and targets of every member, by the name of the set."""
+    sets: dict[str, list[Pair]] = {
+        "train": [(split.x_train, split.y_train) for split in splits],
+        "test": [(split.x_test, split.y_test) for split in splits],
+    }
+    for name, pairs in also.items():
+        rule = "sets with names other than train and test"
+        require(name not in ("train", "test"), "Ensemble", "also", rule, repr(name))
+        one = _is_pair(pairs)
+        several = isinstance(pairs, Sequence) and all(map(_is_pair, pairs))
+        rule = "a pair (x, y) of tensors, or a sequence of one for each member"
+        kind = f"a {_kind(pairs)}"
+        require_kind(one or several, "Ensemble", f"also[{name!r}]", rule, kind)
+        sets[name] = [pairs] * len(splits) if one else list(pairs)  # pyright: ignore
+    return sets
+
+
+def _is_pair(value: Any) -> bool:
+    listed = isinstance(value, Sequence) and len(value) == 2
+    return listed and all(isinstance(part, Tensor) for part in value)
+
+
+def with_targets(
+    sets: Mapping[str, Sequence[Pair]],
+    loss: str | Callable[[Tensor, Tensor], Tensor],
+    k: int,
+) -> dict[str, list[Pair]]:
+    """Return the sets with targets as the loss takes them, shared ones made once."""
+    made: dict[int, Tensor] = {}
+    for pairs in sets.values():
+        for _, y in pairs:
+            if id(y) not in made:
+                made[id(y)] = prepared_target(y, loss, k)
+    return {name: [(x, made[id(y)]) for x, y in pairs] for name, pairs in sets.items()}

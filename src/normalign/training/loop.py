@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normalign._errors import require
-from normalign.training.answers import answers_of, right_answers
+from normalign.training._targets import class_encoding, is_correct
 from normalign.training.history import History
 
 __all__ = ["Split", "accuracy", "evaluation_mode", "is_evaluated", "train"]
@@ -74,10 +74,10 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
     tensor(0.5000)
     """
     rows = output.reshape(len(output), -1)
-    answers = answers_of([target], rows.shape[1])
-    if answers is None:
+    encoding = class_encoding([target], rows.shape[1])
+    if encoding is None:
         return torch.full((), torch.nan, device=output.device)
-    right = right_answers(rows, target, answers)
+    right = is_correct(rows, target, encoding)
     return right.to(torch.get_default_dtype()).mean()
 
 

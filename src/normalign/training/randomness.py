@@ -55,7 +55,7 @@ def streams(seeds: Tensor, purpose: int, epoch: Tensor | int) -> Tensor:
     counted = epoch * _STEP
     if not isinstance(counted, Tensor):
         counted = (counted + 2**63) % 2**64 - 2**63
-    return _mixed(_mixed(_mixed(seeds + _STEP) ^ purpose) + counted)
+    return _mix(_mix(_mix(seeds + _STEP) ^ purpose) + counted)
 
 
 def permutations(keys: Tensor, n: int) -> Tensor:
@@ -132,7 +132,7 @@ def normal_pairs(keys: Tensor, shape: tuple[int, ...], *, dtype: torch.dtype) ->
         part = drawn[:, :, start : start + size]
         words = _words(keys, part.shape[2], first=start)
         # Into (0, 1], for the logarithm.
-        chance = ((_shifted(words, 32) + 1).to(working)).mul_(2.0**-32)
+        chance = ((_shift_right(words, 32) + 1).to(working)).mul_(2.0**-32)
         angle = (words & (2**32 - 1)).to(working).mul_(2 * math.pi * 2.0**-32)
         radius = chance.log_().mul_(-2).sqrt_()
         torch.mul(radius, angle.cos(), out=part[:, 0])
@@ -165,16 +165,16 @@ def uniform(keys: Tensor, shape: tuple[int, ...], *, dtype: torch.dtype) -> Tens
 def _words(keys: Tensor, n: int, *, first: int = 0) -> Tensor:
     """Return ``n`` hashed 64-bit words per key, beginning with the given one."""
     counter = torch.arange(first + 1, first + n + 1, device=keys.device)
-    return _mixed(keys[:, None] + counter * _STEP)
+    return _mix(keys[:, None] + counter * _STEP)
 
 
-def _mixed(word: Tensor) -> Tensor:
+def _mix(word: Tensor) -> Tensor:
     """Return the finaliser of splitmix64: every bit of a word decides every other."""
-    word = (word ^ _shifted(word, 30)) * _FIRST
-    word = (word ^ _shifted(word, 27)) * _SECOND
-    return word ^ _shifted(word, 31)
+    word = (word ^ _shift_right(word, 30)) * _FIRST
+    word = (word ^ _shift_right(word, 27)) * _SECOND
+    return word ^ _shift_right(word, 31)
 
 
-def _shifted(word: Tensor, places: int) -> Tensor:
+def _shift_right(word: Tensor, places: int) -> Tensor:
     """Shift to the right as unsigned; torch's shift keeps the sign."""
     return (word >> places) & (2 ** (64 - places) - 1)

@@ -23,7 +23,7 @@ from torch.nn import functional
 from normalign._errors import require
 
 if TYPE_CHECKING:
-    from normalign.training.sweep import Sweep
+    from normalign.training._sweep import Sweep
 
 __all__ = ["SGD", "AdamW", "Grokfast", "OrthoGrad", "StackedRule"]
 
@@ -266,6 +266,6 @@ def _sweep(sizes: Sequence[int], like: Tensor) -> Sweep | None:
     """Return the update as Triton kernels, where there are a CUDA device and Triton."""
     if like.device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
-    from normalign.training.sweep import Sweep  # Triton is not everywhere
+    from normalign.training._sweep import Sweep  # Triton is not everywhere
 
     return Sweep(sizes, like.device)
