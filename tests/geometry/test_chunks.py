@@ -3,8 +3,7 @@
 import torch
 from torch import nn
 
-from normalign.geometry.chunks import bytes_per_sample, plan_chunks
-from normalign.geometry.local_map import LocalMap
+from normalign._linear_map import LocalMap, bytes_per_sample, plan_chunks
 from tests.cases import mlp
 
 

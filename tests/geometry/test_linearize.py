@@ -14,9 +14,9 @@ from normalign import (
     local_robustness,
     normal_alignment,
 )
+from normalign._linear_map import LinearMap, LocalMap
 from normalign.geometry import ntk
-from normalign.geometry.linearize import Compressed, Linearization
-from normalign.geometry.local_map import LocalMap
+from normalign.geometry.matrix_free import Compressed
 from tests.cases import CASES, Recurrent
 from tests.oracles import jacobian_by_loop
 
@@ -43,7 +43,7 @@ class OldStyleExp(torch.autograd.Function):
 
 def test_old_autograd_functions_fall_back_to_plain_autograd():
     x = torch.randn(3, 4, dtype=torch.float64)
-    linear = Linearization(LocalMap(OldStyleExp.apply).on(x))
+    linear = LinearMap(*LocalMap(OldStyleExp.apply).on(x))
     expected = torch.diag_embed(x.exp())
     torch.testing.assert_close(local_affine(OldStyleExp.apply, x).jacobian, expected)
     pushed = linear.push(x.unsqueeze(0))[0]
@@ -59,7 +59,7 @@ def test_both_products_are_those_of_the_jacobian(case):
     v = torch.randn(4, 3, k, generator=generator, dtype=x.dtype)
     u = torch.randn(4, 3, d, generator=generator, dtype=x.dtype)
     with torch.no_grad():
-        linear = Linearization(LocalMap(model).on(x))
+        linear = LinearMap(*LocalMap(model).on(x))
         pulled, pushed = linear.pull(v), linear.push(u)
     assert linear.shape == (3, k, d)
     torch.testing.assert_close(pulled, torch.einsum("nkd,bnk->bnd", jacobian, v))
@@ -71,7 +71,7 @@ def test_forward_mode_and_double_backward_agree(case):
     model, x = case.model(), case.x(3)
     tangents = torch.randn(2, 3, x[0].numel(), dtype=x.dtype)
     with torch.no_grad():
-        linear = Linearization(LocalMap(model).on(x))
+        linear = LinearMap(*LocalMap(model).on(x))
         forward = linear.push(tangents)
         linear._has_forward_mode = False  # as for want of a forward rule
         torch.testing.assert_close(linear.push(tangents), forward)
@@ -105,7 +105,7 @@ def test_an_operator_without_a_forward_rule_is_pushed_by_double_backward():
             raise NotImplementedError
 
     x = torch.randn(2, 3, dtype=torch.float64)
-    linear = Linearization(LocalMap(WithoutForwardRule.apply).on(x), vmappable=False)
+    linear = LinearMap(*LocalMap(WithoutForwardRule.apply).on(x), vmappable=False)
     pushed = linear.push(torch.stack([x, 2 * x]))
     expected = 3 * x**3
     torch.testing.assert_close(pushed, torch.stack([expected, 2 * expected]))
@@ -117,7 +117,7 @@ def test_compressed_products_are_those_of_the_range():
     x = torch.randn(2, 5, dtype=torch.float64)
     basis = torch.linalg.qr(head.weight.detach())[0]
     with torch.no_grad():
-        short = Compressed(Linearization(LocalMap(model).on(x)), basis)
+        short = Compressed(LinearMap(*LocalMap(model).on(x)), basis)
         b = short.pull(torch.eye(3).double()[:, None].expand(3, 2, 3)).transpose(0, 1)
         pushed = short.push(x.unsqueeze(0))[0]
     jacobian = jacobian_by_loop(model, x)

@@ -15,9 +15,8 @@ from torch import nn
 
 import normalign
 from normalign import At, local_geometry
+from normalign._linear_map import LinearMap, LocalMap
 from normalign.geometry import LayerProfile, MatrixFreeOptions, ProfileRun
-from normalign.geometry.linearize import Linearization
-from normalign.geometry.local_map import LocalMap
 from normalign.geometry.places import stages
 from normalign.geometry.profile import layer_profile
 from normalign.geometry.report import GeometryPlan
@@ -394,7 +393,7 @@ def test_resnet50_with_1000_classes_stays_below_4_gigabytes():
 def test_a_graph_is_let_go_with_its_linearization():
     model, x = small_resnet(), PICTURES.double()
     with torch.no_grad():
-        linear = Linearization(LocalMap(model).on(x))
+        linear = LinearMap(*LocalMap(model).on(x))
         linear.push(torch.ones_like(linear.input).unsqueeze(0))
         shared = SharedPass([shared_place(LocalMap(model, at="layer1"), x)], x)
     gone = [weakref.ref(linear), weakref.ref(shared)]

@@ -15,9 +15,8 @@ from normalign import (
     local_affine,
     local_geometry,
 )
+from normalign._linear_map import LinearMap, LocalMap
 from normalign.geometry import ntk
-from normalign.geometry.linearize import Linearization
-from normalign.geometry.local_map import LocalMap
 from normalign.robustness import pgd
 from tests.cases import Recurrent, cnn, mlp
 from tests.oracles import jacobian_by_loop
@@ -29,7 +28,7 @@ def test_the_encoder_layer_of_torch_has_derivatives_in_evaluation_mode():
     x = torch.randn(3, 5, 6, dtype=torch.float64)
     expected = jacobian_by_loop(model, x)
     with torch.no_grad():
-        linear = Linearization(LocalMap(model).on(x))
+        linear = LinearMap(*LocalMap(model).on(x))
         torch.testing.assert_close(local_affine(model, x).jacobian, expected)
         pushed = linear.push(x.flatten(1).unsqueeze(0))[0]
     torch.testing.assert_close(
@@ -80,7 +79,7 @@ class TestWhatMixesOrIsRandom:
         model = nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)).double()
         x = torch.ones(4, 6, dtype=torch.float64)
         with pytest.warns(UserWarning, match="Dropout"):
-            linear = Linearization(LocalMap(model).on(x))
+            linear = LinearMap(*LocalMap(model).on(x))
         basis = torch.eye(3, dtype=torch.float64)[:, None].expand(3, 4, 3)
         jx = (linear.pull(basis) * x).sum(-1).T
         pushed = linear.push(torch.stack([x, 2 * x]))

@@ -10,10 +10,10 @@ from torch.func import functional_call
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
+from normalign._hooks import location_in, middle_of
 from normalign.regularizers import GrokAlign, PenaltyForm, penalised
-from normalign.regularizers.calls import Call
-from normalign.regularizers.formulas import given_noise
-from normalign.regularizers.places import middle_of, place_in
+from normalign.regularizers._call import Call
+from normalign.regularizers._formulas import given_noise
 from tests.regularizers.penalties import generator, jacobian_of, network, normal
 
 PUSHING = {
@@ -95,7 +95,7 @@ SMOOTH = ["layer norm", "instance norm 1d", "instance norm 2d", "group norm",
 
 def noise_for(form: PenaltyForm, model: nn.Module, x: Tensor) -> Tensor | None:
     seen: list[Tensor] = []
-    with place_in(model, middle_of(model, "test"), "test").replaced(
+    with location_in(model, middle_of(model, "test"), "test").replaced(
         lambda h: seen.append(h) or h
     ):
         output = model(x)

@@ -7,14 +7,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.utils.checkpoint import checkpoint
 
+from normalign._hooks import location_in, middle_of
 from normalign.geometry import At
 from normalign.nn.transformer import Transformer
 from normalign.regularizers import PenaltyForm, penalised
-from normalign.regularizers.calls import Call
-from normalign.regularizers.eager import EagerPass
-from normalign.regularizers.formulas import given_noise
-from normalign.regularizers.functional import FunctionalPass
-from normalign.regularizers.places import middle_of, place_in
+from normalign.regularizers._call import Call
+from normalign.regularizers._formulas import given_noise
+from normalign.regularizers._pass import EagerPass, FunctionalPass
 from tests.cases import TokenModel
 from tests.regularizers.penalties import (
     CASES,
@@ -35,7 +34,7 @@ def label(form: PenaltyForm) -> str:
 
 def hidden_shape(model: nn.Module, x: Tensor, at) -> torch.Size:
     seen = []
-    with place_in(model, at, "test").replaced(lambda h: seen.append(h) or h):
+    with location_in(model, at, "test").replaced(lambda h: seen.append(h) or h):
         model(x)
     return seen[0].shape
 
@@ -175,7 +174,7 @@ def test_every_pass_keeps_the_units_that_the_first_one_kept(functional):
     # <J u, v> = <u, J^T v> holds for one map, not for two.
     left = (local.push(u) * v).sum()
     torch.testing.assert_close(left, (u * local.pull(v)).sum())
-    still = local.moved(torch.zeros_like(x))
+    still = local.output_after(torch.zeros_like(x))
     torch.testing.assert_close(still, local.output)
 
 

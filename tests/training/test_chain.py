@@ -69,7 +69,7 @@ def test_output_and_derivatives_are_those_of_every_network(name):
     step = 0.1 * tangent
     moved = [call(model, parameters, i, (x.flatten(0, 1) + step).view(x.shape)[i])
              for i in range(3)]  # fmt: skip
-    torch.testing.assert_close(local.moved(step), torch.cat(moved))
+    torch.testing.assert_close(local.output_after(step), torch.cat(moved))
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ class Naive:
     def push(self, tangent):
         return torch.einsum("nkd,nd->nk", self.jacobian(), tangent)
 
-    def moved(self, step):
+    def output_after(self, step):
         return self.at(self.x + step.view(self.x.shape))
 
 
@@ -74,7 +74,7 @@ def number(local, seed: int) -> torch.Tensor:
         total = total + local.pull(draw(local.output)).square().sum().sqrt()
         pushed = local.push(draw(local.point))
         total = total + (pushed * local.output).sum()
-    return total + local.moved(0.1 * draw(local.point)).square().sum()
+    return total + local.output_after(0.1 * draw(local.point)).square().sum()
 
 
 # Few samples: their products are joined; many: they are added up.

@@ -26,6 +26,7 @@
 ========================  ==========================================================
 """
 
+from normalign._hooks import At
 from normalign.geometry.alignment import (
     alignment_ratio,
     centroid_alignment,
@@ -33,7 +34,6 @@ from normalign.geometry.alignment import (
 )
 from normalign.geometry.diagram import PowerDiagram, power_diagram
 from normalign.geometry.jacobian import LocalAffine, local_affine
-from normalign.geometry.local_map import At
 from normalign.geometry.margin import local_robustness
 from normalign.geometry.matrix_free import MatrixFreeOptions
 from normalign.geometry.profile import LayerProfile, layer_profile

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from normalign._errors import describe, require, require_kind
-from normalign.geometry.quirks import in_own_precision
+from normalign._torch_compat import in_own_precision
 from normalign.geometry.spectrum import top_singular, wide
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from normalign._errors import describe, require, require_kind
-from normalign.geometry.quirks import in_own_precision
+from normalign._torch_compat import in_own_precision
 
 __all__ = ["PowerDiagram", "power_diagram"]
 

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from normalign._linear_map import LinearMap
 from normalign.geometry.alignment import safe_ratio
 from normalign.geometry.jacobian import columns
-from normalign.geometry.linearize import Linearization
 from normalign.geometry.margin import nearest_boundary
 from normalign.geometry.spectrum import finite_eigh, smaller_gram
 
@@ -38,7 +38,7 @@ SLAB = {"cpu": 8 * 2**20, "cuda": 2**30}
 
 
 def exact_measures(
-    linear: Linearization,
+    linear: LinearMap,
     y: Tensor | None,
     *,
     vectors: int,
@@ -65,7 +65,7 @@ def exact_measures(
     return measures_of(narrow, linear.input, linear.output, y, range_basis=range_basis)
 
 
-def gathered_rows(linear: Linearization, directions: Tensor, vectors: int) -> Tensor:
+def gathered_rows(linear: LinearMap, directions: Tensor, vectors: int) -> Tensor:
     """Return ``V J`` of output directions V, (p, k), as (n, p, d), held only once."""
     n, _, d = linear.shape
     found: Tensor | None = None

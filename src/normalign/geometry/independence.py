@@ -15,14 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from normalign._errors import complaint
-from normalign._torch_flags import override
-from normalign.geometry.chunks import bytes_per_sample, default_budget
-from normalign.geometry.local_map import LocalMap
-from normalign.geometry.quirks import (
+from normalign._linear_map import TORCH_ONLY, LocalMap, bytes_per_sample, default_budget
+from normalign._torch_compat import (
     NOT_TORCH,
-    TORCH_ONLY,
     attention_with_derivatives,
     frozen_randomness,
+    override,
 )
 
 __all__ = ["check_is_connected", "check_rows_are_independent"]
@@ -59,17 +57,17 @@ def check_rows_are_independent(
         last = 1.5 * first + 0.5
     with torch.no_grad(), attention_with_derivatives(), frozen_randomness():
         try:
-            alone = torch.cat([local_map._run(first), local_map._run(last)])
+            alone = torch.cat([local_map.run(first), local_map.run(last)])
             count = min(len(x), TOGETHER, _affordable(local_map, x, memory_budget))
             batch = torch.cat([x[: count - 1], last])
-            together = local_map._run(batch)
+            together = local_map.run(batch)
             few = torch.linspace(0, count - 1, min(count, REORDERED)).long()
             few = few.flip(0).to(x.device)
-            reordered = local_map._run(batch[few])
+            reordered = local_map.run(batch[few])
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            local_map._run(x)  # if this fails too, it is not for the batch's size
+            local_map.run(x)  # if this fails too, it is not for the batch's size
             line = str(error).strip().partition("\n")[0]
             got = f"one that fails for other batch sizes: {line.rstrip('.')}"
             _complain(local_map, _ALONE, got, _POSITION, error)
@@ -85,9 +83,9 @@ def check_rows_are_independent(
             onednn_matmul_precision="ieee",
             onednn_conv_precision="ieee",
         ):
-            alone = torch.cat([local_map._run(first), local_map._run(last)])
-            together = local_map._run(batch)
-            turned = local_map._run(batch.roll(1, 0)).roll(-1, 0)
+            alone = torch.cat([local_map.run(first), local_map.run(last)])
+            together = local_map.run(batch)
+            turned = local_map.run(batch.roll(1, 0)).roll(-1, 0)
             amplified = _amplified_rounding(local_map, batch, together)
     if not _agree(local_map, together, turned, together, amplified):
         got = "one whose output depends on the position in the batch"
@@ -124,7 +122,7 @@ def check_is_connected(local_map: LocalMap, x: Tensor) -> None:
     ):
         leaf = point.clone().requires_grad_()
         try:
-            output = local_map._run(leaf)
+            output = local_map.run(leaf)
         except RuntimeError as error:
             if NOT_TORCH not in str(error):  # a later check gives the reason
                 return
@@ -135,7 +133,7 @@ def check_is_connected(local_map: LocalMap, x: Tensor) -> None:
             if gradient is not None:
                 return
         with torch.no_grad():
-            moved = local_map._run(1.5 * point + 0.5)
+            moved = local_map.run(1.5 * point + 0.5)
         if not torch.equal(moved, output):
             got = "one whose outputs autograd does not connect with x"
             _complain(local_map, "differentiable in its input", got, remedy)
@@ -160,12 +158,12 @@ def _amplified_rounding(local_map: LocalMap, batch: Tensor, together: Tensor) ->
     nothing = together.new_zeros(len(together), dtype=torch.float64)
     if not batch.is_floating_point():
         return nothing
-    again = local_map._run(batch)
+    again = local_map.run(batch)
     if not _agree(local_map, again, together, together):
         return nothing
     eps = _coarsest(local_map, together)
     signs = torch.arange(batch[0].numel(), device=batch.device).cos().sign()
-    moved = local_map._run(batch * (1 + eps * signs.to(batch.dtype).view_as(batch[0])))
+    moved = local_map.run(batch * (1 + eps * signs.to(batch.dtype).view_as(batch[0])))
     return (moved.double() - together.double()).norm(dim=1)
 
 

@@ -9,18 +9,17 @@ import torch
 from torch import Tensor
 
 from normalign._errors import describe, require, require_kind
-from normalign.geometry.chunks import ChunkSize, plan_chunks
-from normalign.geometry.independence import (
-    check_is_connected,
-    check_rows_are_independent,
-)
-from normalign.geometry.linearize import Linearization
-from normalign.geometry.local_map import At, LocalMap
-from normalign.geometry.quirks import (
+from normalign._hooks import At
+from normalign._linear_map import ChunkSize, LinearMap, LocalMap, plan_chunks
+from normalign._torch_compat import (
     attention_with_derivatives,
     frozen_randomness,
     outside_autocast,
     outside_inference_mode,
+)
+from normalign.geometry.independence import (
+    check_is_connected,
+    check_rows_are_independent,
 )
 
 __all__ = ["LocalAffine", "columns", "local_affine", "rows"]
@@ -122,7 +121,7 @@ def _affine(
 
 
 def _affine_piece(local_map: LocalMap, x: Tensor, vectors: int) -> LocalAffine:
-    linear = Linearization(local_map.on(x), vmappable=local_map.vmappable)
+    linear = LinearMap(*local_map.on(x), vmappable=local_map.vmappable)
     _, k, d = linear.shape
     # The derivative of a push-forward is wrong for some layers of torch (nn.LayerNorm).
     trained = torch.is_grad_enabled() and linear.output.requires_grad
@@ -136,14 +135,14 @@ def _affine_piece(local_map: LocalMap, x: Tensor, vectors: int) -> LocalAffine:
     return LocalAffine(linear.input, output, jacobian, offset)
 
 
-def rows(linear: Linearization, vectors: int) -> Tensor:
+def rows(linear: LinearMap, vectors: int) -> Tensor:
     """Return the Jacobians, (n, k, d), from one pull-back for each output."""
     k = linear.shape[1]
     basis = torch.eye(k, dtype=linear.output.dtype, device=linear.output.device)
     return pulled_rows(linear, basis, vectors)
 
 
-def pulled_rows(linear: Linearization, directions: Tensor, vectors: int) -> Tensor:
+def pulled_rows(linear: LinearMap, directions: Tensor, vectors: int) -> Tensor:
     """Return the products of p output directions, (p, k), with J: (n, p, d)."""
     n = len(linear.input)
     blocks = [
@@ -153,7 +152,7 @@ def pulled_rows(linear: Linearization, directions: Tensor, vectors: int) -> Tens
     return torch.cat(blocks).transpose(0, 1)
 
 
-def columns(linear: Linearization, vectors: int) -> Tensor:
+def columns(linear: LinearMap, vectors: int) -> Tensor:
     """Return the Jacobians, (n, k, d), from one push-forward for each input."""
     n, _, d = linear.shape
     basis = torch.eye(d, dtype=linear.input.dtype, device=linear.input.device)

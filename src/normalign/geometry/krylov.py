@@ -5,12 +5,51 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from normalign._linear_map import LinearMap, rounding
 from normalign.geometry.alignment import safe_ratio
 from normalign.geometry.exact import column_slabs
-from normalign.geometry.linearize import Compressed
 from normalign.geometry.spectrum import finite_eigh
 
 __all__ = ["KrylovSpace", "gaussian"]
+
+
+class Compressed:
+    """A linearization seen through p output directions that hold its whole range.
+
+    With orthonormal columns Q, (k, p), and ``J = Q B``: products with B and ``B^T``.
+
+    Parameters
+    ----------
+    linear : LinearMap
+    basis : Tensor of shape (k, p), optional
+        The columns of Q; without it B is J itself.
+    """
+
+    def __init__(self, linear: LinearMap, basis: Tensor | None) -> None:
+        self._linear, self._basis = linear, basis
+        n, k, d = linear.shape
+        self.shape = (n, k if basis is None else basis.shape[1], d)
+        self.noise = rounding(linear.output.dtype)
+
+    def pull(self, cotangents: Tensor) -> Tensor:
+        """Return ``B^T v`` for a block of cotangents, (b, n, p) -> (b, n, d)."""
+        if self._basis is not None:
+            cotangents = cotangents @ self._basis.mT.to(cotangents)
+        return self._linear.pull(cotangents)
+
+    def push(self, tangents: Tensor) -> Tensor:
+        """Return ``B u`` for a block of tangents, (b, n, d) -> (b, n, p)."""
+        pushed = self._linear.push(tangents)
+        return pushed if self._basis is None else self.coordinates(pushed)
+
+    def coordinates(self, outputs: Tensor) -> Tensor:
+        """Return ``Q^T v`` of vectors of outputs, (..., k) -> (..., p)."""
+        return outputs if self._basis is None else outputs @ self._basis.to(outputs)
+
+    def outputs(self, coordinates: Tensor) -> Tensor:
+        """Return ``Q c`` of columns of coordinates, (n, p, m) -> (n, k, m)."""
+        basis = self._basis
+        return coordinates if basis is None else basis.to(coordinates) @ coordinates
 
 
 class KrylovSpace:

@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from normalign._errors import describe, require, require_kind
+from normalign._torch_compat import in_own_precision
 from normalign.geometry.alignment import matching_input
-from normalign.geometry.quirks import in_own_precision
 from normalign.geometry.spectrum import wide
 
 __all__ = ["as_labels", "check_labels", "local_robustness", "nearest_boundary"]

@@ -23,14 +23,14 @@ import torch
 from torch import Tensor
 
 from normalign._errors import require
+from normalign._linear_map import LinearMap
 from normalign.geometry.alignment import safe_ratio
 from normalign.geometry.exact import (
     column_slabs,
     offset_and_centroid,
     summing_dtype,
 )
-from normalign.geometry.krylov import KrylovSpace, gaussian
-from normalign.geometry.linearize import Compressed, Linearization
+from normalign.geometry.krylov import Compressed, KrylovSpace, gaussian
 from normalign.geometry.margin import nearest_boundary
 
 __all__ = ["MatrixFreeOptions", "SummedNorms", "matrix_free_measures"]
@@ -90,7 +90,7 @@ class SummedNorms(Protocol):
 
 
 def matrix_free_measures(
-    linear: Linearization,
+    linear: LinearMap,
     y: Tensor | None,
     *,
     options: MatrixFreeOptions,
@@ -290,7 +290,7 @@ def row_distances(coordinates: Tensor, gram: Tensor, y: Tensor) -> Tensor:
 
 
 def nearest_candidate(
-    linear: Linearization,
+    linear: LinearMap,
     row_distance: Tensor,
     energy: Tensor,
     output: Tensor,

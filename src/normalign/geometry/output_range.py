@@ -13,15 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normalign.geometry.linearize import Linearization
-from normalign.geometry.local_map import LocalMap
-from normalign.geometry.quirks import (
-    attention_with_derivatives,
-    frozen_randomness,
-    in_this_thread,
-    named_modules,
-    rounding,
-)
+from normalign._hooks import hooked, named_modules
+from normalign._linear_map import LinearMap, LocalMap, rounding
+from normalign._torch_compat import attention_with_derivatives, frozen_randomness
 
 __all__ = ["holds_range", "range_basis"]
 
@@ -46,7 +40,7 @@ def range_basis(local_map: LocalMap, x: Tensor) -> Tensor | None:
         point_map = local_map.on(x[:1])
         results: dict[nn.Module, Tensor] = {}
 
-        def keep(module: nn.Module, _: Any, result: Tensor) -> None:
+        def note(module: nn.Module, args: Any, kwargs: Any, result: Tensor) -> None:
             results[module] = result
 
         heads = [
@@ -55,19 +49,15 @@ def range_basis(local_map: LocalMap, x: Tensor) -> Tensor | None:
             if isinstance(module, nn.Linear)
             and module.in_features < min(module.out_features, WIDEST)
         ]
-        handles = [head.register_forward_hook(in_this_thread(keep)) for head in heads]
-        try:
+        with hooked(heads, after=note):
             output = point_map.function(point_map.point)
-        finally:
-            for handle in handles:
-                handle.remove()
         for head in heads:
             ends = head in results and _is_part_of(output, results[head])
             if ends and output.shape[1] == head.out_features:
                 weight = head.weight.detach()
                 dtype = torch.promote_types(weight.dtype, torch.float32)
                 basis = torch.linalg.qr(weight.to(dtype))[0].to(output.device)
-                linear = Linearization(point_map, vmappable=local_map.vmappable)
+                linear = LinearMap(*point_map, vmappable=local_map.vmappable)
                 if holds_range(linear, basis):
                     return basis
     return None
@@ -80,7 +70,7 @@ def _is_part_of(output: Tensor, result: Tensor) -> bool:
     )
 
 
-def holds_range(linear: Linearization, basis: Tensor) -> bool:
+def holds_range(linear: LinearMap, basis: Tensor) -> bool:
     """Whether what a random tangent does to each sample's output lies in the span."""
     tangent = torch.randn(
         1, *linear.input.shape, generator=torch.Generator().manual_seed(0)

@@ -8,12 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normalign.geometry.local_map import LocalMap
-from normalign.geometry.quirks import (
-    attention_with_derivatives,
-    frozen_randomness,
-    in_this_thread,
-)
+from normalign._hooks import hooked
+from normalign._linear_map import LocalMap
+from normalign._torch_compat import attention_with_derivatives, frozen_randomness
 
 __all__ = ["MOST_PLACES", "stages"]
 
@@ -106,28 +103,24 @@ def _visits(
     two = x[:1].expand(2, *x.shape[1:]).clone()
     seen: dict[str, _Visit] = {}
 
-    def watch(name: str) -> Any:
-        def note(_: nn.Module, args: Any, kwargs: Any) -> None:
-            visit = seen.setdefault(name, _Visit(len(seen)))
-            visit.calls += 1
-            given = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
-            real = [v for v in given if v.is_floating_point()]
-            batched = len(real) == 1 and real[0].ndim > 1 and len(real[0]) == 2
-            own = batched and _same(real[0], two)
-            visit.is_inside = batched and not own
+    names = {module: name for name, module in modules.items()}
 
-        return note
+    def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+        visit = seen.setdefault(names[module], _Visit(len(seen)))
+        visit.calls += 1
+        given = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
+        real = [v for v in given if v.is_floating_point()]
+        batched = len(real) == 1 and real[0].ndim > 1 and len(real[0]) == 2
+        own = batched and _same(real[0], two)
+        visit.is_inside = batched and not own
 
-    handles = [
-        module.register_forward_pre_hook(in_this_thread(watch(name)), with_kwargs=True)
-        for name, module in modules.items()
-    ]
-    try:
-        with torch.no_grad(), attention_with_derivatives(), frozen_randomness():
-            local_map.model(two.clone())
-    finally:
-        for handle in handles:
-            handle.remove()
+    with (
+        hooked(modules.values(), before=note),
+        torch.no_grad(),
+        attention_with_derivatives(),
+        frozen_randomness(),
+    ):
+        local_map.model(two.clone())
     return {name: visit for name, visit in seen.items() if visit.calls == 1}
 
 

@@ -11,11 +11,11 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from normalign._errors import module_of_extra
-from normalign.geometry.chunks import ChunkSize
-from normalign.geometry.local_map import At
+from normalign._hooks import At
+from normalign._linear_map import ChunkSize
+from normalign._torch_compat import outside_inference_mode
 from normalign.geometry.matrix_free import MatrixFreeOptions
 from normalign.geometry.profile_run import ProfileRun
-from normalign.geometry.quirks import outside_inference_mode
 from normalign.geometry.report import GeometryPlan, LocalGeometry, Method
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from normalign._errors import require
-from normalign.geometry.chunks import default_budget, plan_chunks
+from normalign._hooks import At
+from normalign._linear_map import LocalMap, default_budget, plan_chunks
 from normalign.geometry.exact import measures_of
 from normalign.geometry.jacobian import check_batch, shape_of
-from normalign.geometry.local_map import At, LocalMap
 from normalign.geometry.margin import as_labels, check_labels
 from normalign.geometry.output_range import range_basis
 from normalign.geometry.places import stages

@@ -11,11 +11,11 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from normalign._errors import module_of_extra, require
-from normalign.geometry.chunks import ChunkSize, plan_chunks
+from normalign._hooks import At
+from normalign._linear_map import ChunkSize, LinearMap, LocalMap, plan_chunks
+from normalign._torch_compat import outside_inference_mode
 from normalign.geometry.exact import exact_measures
 from normalign.geometry.jacobian import check_batch, shape_of
-from normalign.geometry.linearize import Linearization
-from normalign.geometry.local_map import At, LocalMap
 from normalign.geometry.margin import as_labels, check_labels
 from normalign.geometry.matrix_free import (
     MatrixFreeOptions,
@@ -23,7 +23,6 @@ from normalign.geometry.matrix_free import (
     matrix_free_measures,
 )
 from normalign.geometry.output_range import holds_range, range_basis
-from normalign.geometry.quirks import outside_inference_mode
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -338,8 +337,8 @@ def _pieces(
     generator = torch.Generator().manual_seed(0)
 
     def measured(piece: slice) -> Piece:  # its graph is gone when it returns
-        linear = Linearization(
-            local_map.on(x[piece]), vmappable=local_map.vmappable, at_once=cut.vectors
+        linear = LinearMap(
+            *local_map.on(x[piece]), vmappable=local_map.vmappable, at_once=cut.vectors
         )
         if basis is not None and not holds_range(linear, basis):
             raise _RangeFails

@@ -13,16 +13,14 @@ from torch.func import functional_call, jacrev, jvp, vjp, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from normalign._errors import require, require_kind
-from normalign.geometry.independence import check_rows_are_independent
-from normalign.geometry.local_map import LocalMap
-from normalign.geometry.quirks import (
+from normalign._linear_map import LocalMap, refuse_mixing, remedy_for
+from normalign._torch_compat import (
     attention_with_derivatives,
     forward_mode,
     has_recurrence,
-    refuse_mixing,
-    remedy_for,
     unwrapped,
 )
+from normalign.geometry.independence import check_rows_are_independent
 
 __all__ = ["ntk"]
 

@@ -1,5 +1,7 @@
 """Penalties that pull a network towards normal alignment."""
 
+from normalign.regularizers._call import penalised
+from normalign.regularizers._formulas import PenaltyForm
 from normalign.regularizers.estimators import (
     augmented_norm,
     exact_norm,
@@ -9,8 +11,6 @@ from normalign.regularizers.estimators import (
     orthogonal_probes,
     output_probes,
 )
-from normalign.regularizers.forms import PenaltyForm
-from normalign.regularizers.functional import penalised
 from normalign.regularizers.grokalign import GrokAlign
 
 __all__ = [

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normalign.geometry.local_map import At
-from normalign.regularizers.calls import Call, check_call, eager_model, normal_noise
-from normalign.regularizers.forms import PenaltyForm
+from normalign._hooks import At
+from normalign._torch_compat import unwrapped
+from normalign.regularizers._call import Call, check_call, normal_noise
+from normalign.regularizers._formulas import PenaltyForm
 
 __all__ = [
     "augmented_norm",
@@ -299,7 +300,7 @@ def _estimated(
     form: PenaltyForm,
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor]:
-    model = eager_model(model)
+    model = unwrapped(model, parallel=False)
     check_call(model, x, form, callee)
     call = Call(model, form, callee, trial=False)  # which would be one for each call
     return call(model, x, normal_noise(generator))

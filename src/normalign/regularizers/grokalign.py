@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from normalign._errors import require, require_kind
-from normalign.geometry.local_map import At
-from normalign.regularizers.calls import Call, check_call, eager_model, normal_noise
-from normalign.regularizers.compiled import CompiledCall, compiled_function
-from normalign.regularizers.eager import check_output
-from normalign.regularizers.forms import PenaltyForm
-from normalign.regularizers.formulas import widened
+from normalign._hooks import At
+from normalign._torch_compat import unwrapped
+from normalign.regularizers._call import Call, check_call, normal_noise
+from normalign.regularizers._compile import CompiledCall, compiled_function
+from normalign.regularizers._formulas import PenaltyForm, widen
+from normalign.regularizers._pass import check_output
 
 __all__ = ["GrokAlign"]
 
@@ -184,7 +184,7 @@ class GrokAlign:
             output = model(x)
             check_output(output, x, _NAME)
             # No numbers, so no NaN among them, and a graph to go back through.
-            value = widened(output.flatten()[:0]).sum()
+            value = widen(output.flatten()[:0]).sum()
         else:
             output, values = self._values(model, x)
             value = values.sum() * (weight / max(len(values), 1))
@@ -256,7 +256,7 @@ class GrokAlign:
 
     def _values(self, model: Model, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return outputs and unweighted penalties, by the route that was asked for."""
-        model = eager_model(model)
+        model = unwrapped(model, parallel=False)
         check_call(model, x, self.form, _NAME)
         noise = normal_noise(self.generator)
         if not isinstance(model, nn.Module):

@@ -49,7 +49,7 @@ class RecordedPass(ChainPass):
         self._pushes: list[Sweep] = []
         self._moves: list[RecordedPass] = []
 
-    def moved(self, step: Tensor) -> Tensor:
+    def output_after(self, step: Tensor) -> Tensor:
         """Return the outputs at the inputs plus a step, (s * n, k)."""
         x = self._x + step.reshape(self._x.shape)
         self._moves.append(RecordedPass(self._chain, self._parameters, x))

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from normalign._errors import complaint
-from normalign.geometry.quirks import unwrapped
+from normalign._torch_compat import unwrapped
 from normalign.training.checkpoint import CheckpointRefused, fingerprint
 
 __all__ = [

@@ -9,11 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from normalign._errors import require
-from normalign.geometry.quirks import (
-    attention_with_derivatives,
-    frozen_randomness,
-    rounding,
-)
+from normalign._linear_map import rounding
+from normalign._torch_compat import attention_with_derivatives, frozen_randomness
 from normalign.training.networks import Networks
 from normalign.training.refusals import APART, CALLEE, same_bits
 

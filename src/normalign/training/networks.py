@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
 from normalign._errors import require_kind
-from normalign.geometry.quirks import attention_with_derivatives
+from normalign._hooks import location_in, middle_of
+from normalign._torch_compat import attention_with_derivatives
 from normalign.regularizers import PenaltyForm
-from normalign.regularizers.formulas import penalty
-from normalign.regularizers.functional import penalised
-from normalign.regularizers.places import middle_of, place_in
+from normalign.regularizers._call import penalised
+from normalign.regularizers._formulas import penalty
 from normalign.training.chain import Chain
 from normalign.training.chain_gradient import RecordedPass
 from normalign.training.losses import StackedLoss
@@ -123,16 +123,11 @@ class Networks(ABC):
         if not cut and (form.at is None or form.estimator in ("output", "exact")):
             return form.noise_shape(x, (len(x), k))
         at = form.at or middle_of(self.network, "Ensemble")
-        seen: list[torch.Size] = []
-
-        def look(hidden: Tensor) -> Tensor:
-            seen.append(hidden.shape)
-            return hidden
-
-        with torch.no_grad(), place_in(self.network, at, "Ensemble").replaced(look):
-            device = next(self.network.parameters()).device
-            self.network(x[:1].to(device))
-        hidden = (len(x), *seen[0][1:])
+        location = location_in(self.network, at, "Ensemble")
+        device = next(self.network.parameters()).device
+        with torch.no_grad():
+            found = location.read(lambda: self.network(x[:1].to(device)))
+        hidden = (len(x), *found.shape[1:])
         return form.noise_shape(x, (len(x), k), hidden_shape=hidden)
 
     @abstractmethod

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normalign._errors import describe, require, require_kind
-from normalign.geometry.quirks import has_recurrence
+from normalign._torch_compat import has_recurrence
 
 __all__ = [
     "check_alike",

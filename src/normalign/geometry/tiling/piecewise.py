@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normalign._errors import complaint, require, require_kind
-from normalign.geometry.quirks import unwrapped
+from normalign._torch_compat import unwrapped
 from normalign.geometry.tiling.steps import (
     Affine,
     Kinked,

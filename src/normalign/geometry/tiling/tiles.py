@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normalign._errors import require, require_kind
-from normalign.geometry.quirks import unwrapped
+from normalign._torch_compat import unwrapped
 from normalign.geometry.tiling.cuts import upper_envelopes
 from normalign.geometry.tiling.piecewise import piecewise_affine
 from normalign.geometry.tiling.polygons import Polygons, locator

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from normalign.regularizers import PenaltyForm
-from normalign.regularizers.calls import Call
-from normalign.regularizers.formulas import given_noise
+from normalign.regularizers._call import Call
+from normalign.regularizers._formulas import given_noise
 from normalign.training.robust.captured import Captured
 from normalign.training.robust.inner_attack import FrozenCopy, InnerAttack
 from normalign.training.robust.objectives import task_loss

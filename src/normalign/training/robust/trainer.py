@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normalign._errors import require, require_kind
-from normalign._torch_flags import override
+from normalign._torch_compat import override
 from normalign.training.checkpoint import read_checkpoint, write_checkpoint
 from normalign.training.history import History
 from normalign.training.identity import (

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import normalign as na
-from normalign._torch_flags import FLAGS, override
+from normalign._torch_compat import FLAGS, override
 from normalign.geometry import ntk
 from normalign.regularizers import penalised
 from normalign.robustness import masking_report, minimal_radius, pgd
@@ -25,7 +25,7 @@ def stance():
     return eval_frame._stance.stance
 
 
-_torch_flags_file = override.__wrapped__.__code__.co_filename
+_compat_file = override.__wrapped__.__code__.co_filename
 CUDA = torch.backends.cuda
 READ = {
     "attention_fast_path": torch.backends.mha.get_fastpath_enabled,
@@ -161,7 +161,7 @@ def test_ctrl_c_while_flags_change_leaves_none_changed():
     def trace(frame, event, argument):
         nonlocal lines
         inside = frame.f_code.co_name in ("enter", "leave", "write")
-        if event == "line" and inside and frame.f_code.co_filename == _torch_flags_file:
+        if event == "line" and inside and frame.f_code.co_filename == _compat_file:
             lines += 1
             if lines == interrupted:
                 raise KeyboardInterrupt

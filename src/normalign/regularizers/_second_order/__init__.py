@@ -8,6 +8,6 @@ last backward pass computes a gradient in the input that nobody asked for.
 it is.
 """
 
-from normalign.regularizers.second_order.mode import LeanOperations, lean_operations
+from normalign.regularizers._second_order.mode import LeanOperations, lean_operations
 
 __all__ = ["LeanOperations", "lean_operations"]

@@ -13,22 +13,22 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from normalign._errors import require, require_kind
-from normalign.regularizers.second_order.graph import (
+from normalign.regularizers._second_order.graph import (
     are_plain,
     checkpoint_frame,
     leads_only_to,
     node_of,
 )
-from normalign.regularizers.second_order.normalization import (
+from normalign.regularizers._second_order.normalization import (
     BatchNorm,
     BatchNormSettings,
 )
-from normalign.regularizers.second_order.products import (
+from normalign.regularizers._second_order.products import (
     Convolution,
     Linear,
     read_geometry,
 )
-from normalign.regularizers.second_order.site import Phase, Site
+from normalign.regularizers._second_order.site import Phase, Site
 
 __all__ = ["LeanOperations", "lean_operations"]
 

@@ -14,13 +14,17 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from normalign._errors import complaint
-from normalign._torch_flags import override
-from normalign.geometry.quirks import ATTENTION_BY_PRODUCTS
-from normalign.regularizers.calls import Call
-from normalign.regularizers.forms import PenaltyForm
-from normalign.regularizers.formulas import Noise, given_noise, penalty, widened
-from normalign.regularizers.functional import FunctionalPass
-from normalign.regularizers.places import Place
+from normalign._hooks import Location
+from normalign._torch_compat import ATTENTION_BY_PRODUCTS, override
+from normalign.regularizers._call import Call
+from normalign.regularizers._formulas import (
+    Noise,
+    PenaltyForm,
+    given_noise,
+    penalty,
+    widen,
+)
+from normalign.regularizers._pass import FunctionalPass
 
 __all__ = ["CompiledCall", "compiled_function"]
 
@@ -63,7 +67,7 @@ class CompiledCall:
         """Return the outputs and the unweighted penalty of each sample."""
         if self._given_up:
             return self._eager(model, x, noise)
-        if self._eager.place is not None and self._eager.find_place(model):
+        if self._eager.location is not None and self._eager.find_location(model):
             self._drawn.clear()
         situation = _situation(model, x)
         if situation not in self._drawn:
@@ -111,11 +115,11 @@ class CompiledCall:
         parameters = dict(model.named_parameters())
         buffers = dict(model.named_buffers())
         noise = _stacked(draws, self.form.n_probes)
-        state, place = {**parameters, **buffers}, self._eager.place
-        heard = contextlib.nullcontext() if place is None else place.listening()
+        state, location = {**parameters, **buffers}, self._eager.location
+        heard = contextlib.nullcontext() if location is None else location.listening()
         # Traced as matrix products, attention has every derivative.
         with override(**ATTENTION_BY_PRODUCTS), heard:
-            return self._run(model, state, x, noise, self.form, place)
+            return self._run(model, state, x, noise, self.form, location)
 
     def _give_up(self, reason: str, *, depth: int) -> None:
         self._given_up = True
@@ -151,13 +155,13 @@ def _penalised(
     x: Tensor,
     noise: Tensor | None,
     form: PenaltyForm,
-    place: Place | None,
+    location: Location | None,
 ) -> Results:
     def function(z: Tensor) -> Tensor:
         return functional_call(module, state, (z,))
 
     cut = form.estimator == "nuclear"
-    local = FunctionalPass(function, x, place=place, cut=cut)
+    local = FunctionalPass(function, x, location=location, cut=cut)
     value = penalty(local, given_noise(noise), form)
     return local.output, value
 
@@ -223,7 +227,7 @@ def _difference(
 def _gradients(results: Results, wanted: Sequence[Tensor]) -> Tensor:
     """Return the gradient of outputs and penalties in all parameters, as a vector."""
     output, value = results
-    total = widened(output).square().sum() + value.sum()
+    total = widen(output).square().sum() + value.sum()
     found = torch.autograd.grad(total, wanted, retain_graph=True, allow_unused=True)
     pairs = zip(found, wanted, strict=True)
     every = [torch.zeros_like(w) if g is None else g for g, w in pairs]

@@ -1,27 +1,154 @@
-"""The estimates of Jacobian norms, and what a penalty makes of them.
+"""Which penalty: its form, the estimates of Jacobian norms, and what it makes of them.
 
-The formulas stand here once, over :class:`normalign.regularizers.passes.LocalPass`.
+The formulas stand here once, over :class:`normalign.regularizers._pass.LocalPass`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import InitVar, dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from normalign.regularizers.forms import PenaltyForm
-from normalign.regularizers.passes import Cut, LocalPass
+from normalign._errors import require, require_kind
+from normalign._hooks import At
+from normalign.regularizers._pass import Cut, LocalPass
 
-__all__ = ["Noise", "energy", "given_noise", "inner", "penalty", "widened"]
+__all__ = [
+    "LEAST_SQUARE", "Noise", "PenaltyForm", "energy", "given_noise", "inner", "penalty",
+    "widen",
+]  # fmt: skip
+
+ESTIMATORS = ("output", "input", "orthogonal", "nuclear", "exact", "noise")
+POWERS = (1, 2, "ratio")
+PROBES = ("sphere", "normal")
 
 # The released experiments take the square root of no less than this.
 LEAST_SQUARE = 1e-8
 
 # Returns standard normal numbers, one for each entry of the tensor it is given.
 Noise = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class PenaltyForm:
+    r"""Which penalty: everything but its weight and its random numbers.
+
+    Parameters
+    ----------
+    estimator : {"output", "input", "orthogonal", "nuclear", "exact", "noise"}
+        How :math:`|J|_F^2` is found; see :mod:`normalign.regularizers.estimators`.
+    power : {1, 2, "ratio"}
+        Per sample :math:`|J|_F + |b|_2^2`, :math:`|J|_F^2 + |b|_2^2`, or
+        :math:`\log(|J|_F^2 |x|_2^2) - \log |J x|_2^2`.
+    offset : bool, default=True
+        Whether :math:`|b|_2^2` is part of it; it never is of the ratio.
+    n_probes : int, default=1
+    released : bool, default=False
+        Take the offset from a push-forward along x, as the released experiments do,
+        and not from the pull-back.
+    std : float, default=0.01
+        Standard deviation of the steps of ``"noise"``.
+    at : str or At, optional
+        Where the map begins; for ``"nuclear"`` where the model is cut in two, by
+        default the middle of an ``nn.Sequential``.
+    probe : {"sphere", "normal"}
+        Probes uniform on the sphere of radius :math:`\sqrt{\dim}` have the same mean
+        as normal ones and a lower variance.
+    callee : str
+        In whose name errors are raised; not kept.
+
+    Examples
+    --------
+    >>> import torch
+    >>> PenaltyForm(n_probes=2).noise_shape(torch.ones(5, 4), (5, 3))
+    (2, 5, 3)
+    """
+
+    estimator: str = "output"
+    power: int | str = 2
+    offset: bool = True
+    n_probes: int = 1
+    released: bool = False
+    std: float = 0.01
+    at: str | At | None = None
+    probe: str = "sphere"
+    callee: InitVar[str] = "PenaltyForm"
+
+    def __post_init__(self, callee: str) -> None:
+        choices = {"estimator": ESTIMATORS, "power": POWERS, "probe": PROBES}
+        for name, known in choices.items():
+            rule = f"one of {', '.join(map(repr, known))}"
+            value = getattr(self, name)
+            require(
+                value in known and not isinstance(value, bool),
+                callee, name, rule, repr(value),
+            )  # fmt: skip
+        n_probes = self.n_probes
+        whole = isinstance(n_probes, int) and not isinstance(n_probes, bool)
+        require_kind(whole, callee, "n_probes", "an integer", n_probes)
+        require(n_probes >= 1, callee, "n_probes", "at least 1", n_probes)
+        for name in ("offset", "released"):
+            value = getattr(self, name)
+            require_kind(isinstance(value, bool), callee, name, "a bool", value)
+        real = isinstance(self.std, int | float) and not isinstance(self.std, bool)
+        require_kind(real, callee, "std", "a number", self.std)
+        positive = 0 < self.std < math.inf
+        require(positive, callee, "std", "positive and finite", self.std)
+        require(
+            not (self.estimator == "nuclear" and self.power == "ratio"),
+            callee,
+            "power",
+            "1 or 2 with the nuclear split",
+            "'ratio'",
+            "The split bounds the nuclear norm; it estimates no Frobenius norm.",
+        )
+
+    @property
+    def has_offset(self) -> bool:
+        """Whether the squared offset is part of the penalty."""
+        return self.offset and self.power != "ratio"
+
+    @property
+    def one_pass(self) -> bool:
+        """Whether one forward pass is enough: all but finite steps."""
+        return self.estimator != "noise"
+
+    def noise_shape(
+        self,
+        x: Tensor,
+        output_shape: tuple[int, ...],
+        *,
+        hidden_shape: tuple[int, ...] | None = None,
+    ) -> tuple[int, ...]:
+        """Return the shape of the noise that :func:`penalised` takes.
+
+        ``n_probes`` first, then n. ``"exact"`` takes none: ``()``. The shapes include
+        n. ``hidden_shape`` is that of the tensor at the place ``at``: ``"nuclear"``
+        needs it, and so do probes of the input when the map begins there.
+        """
+        if self.estimator == "exact":
+            return ()
+        if self.estimator == "output":
+            return (self.n_probes, *output_shape)
+        if self.estimator != "nuclear" and self.at is None:
+            return (self.n_probes, *x.shape)
+        require(
+            hidden_shape is not None,
+            "noise_shape",
+            "hidden_shape",
+            "the shape of the tensor at the cut",
+            "None",
+            "Run the model once and look.",
+        )
+        assert hidden_shape is not None
+        if self.estimator != "nuclear":
+            return (self.n_probes, *hidden_shape)
+        entries = math.prod(output_shape[1:]) + math.prod(hidden_shape[1:])
+        return (self.n_probes, len(x), entries)
 
 
 def penalty(local: LocalPass, noise: Noise, form: PenaltyForm) -> Tensor:
@@ -40,7 +167,7 @@ def penalty(local: LocalPass, noise: Noise, form: PenaltyForm) -> Tensor:
     return value + _square(local, along, tangent, base=local.output)
 
 
-class Found(NamedTuple):
+class Estimate(NamedTuple):
     """What one batch of probes says of each sample.
 
     Attributes
@@ -86,7 +213,7 @@ def _log_ratio(local: LocalPass, noise: Noise, form: PenaltyForm) -> Tensor:
 
 
 def _along(
-    local: LocalPass, found: Found, direction: Tensor
+    local: LocalPass, found: Estimate, direction: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """Return ``J u`` for the direction, and u where that is a push-forward."""
     if found.along is None:
@@ -94,7 +221,7 @@ def _along(
     return found.along, None if found.tangents is None else direction
 
 
-def _total(local: LocalPass, found: Found, scale: Tensor | None = None) -> Tensor:
+def _total(local: LocalPass, found: Estimate, scale: Tensor | None = None) -> Tensor:
     tangents = found.tangents or [None] * len(found.products)
     pairs = zip(found.products, tangents, strict=True)
     first, *rest = (_square(local, p, tangent, scale=scale) for p, tangent in pairs)
@@ -119,7 +246,7 @@ def _square(
 
     so that its gradient is that of a pull-back. There is no second derivative.
     """
-    vector = widened(product) if base is None else widened(base) - widened(product)
+    vector = widen(product) if base is None else widen(base) - widen(product)
     vector = vector if scale is None else _divided(vector, scale)
     if tangent is None or getattr(local, "push_has_graph", True):
         return energy(vector)
@@ -132,11 +259,11 @@ def _square(
 
 def _largest(value: Tensor) -> Tensor:
     """Return the largest absolute entry of each sample, (n,), as a constant."""
-    return widened(value.detach()).flatten(1).abs().amax(1)
+    return widen(value.detach()).flatten(1).abs().amax(1)
 
 
 def _divided(value: Tensor, scale: Tensor) -> Tensor:
-    return widened(value) / scale.reshape(-1, *[1] * (value.ndim - 1))
+    return widen(value) / scale.reshape(-1, *[1] * (value.ndim - 1))
 
 
 def _near_one(point: Tensor) -> Tensor:
@@ -149,19 +276,19 @@ def _near_one(point: Tensor) -> Tensor:
     return _divided(point, scale).to(point.dtype)
 
 
-def widened(value: Tensor) -> Tensor:
+def widen(value: Tensor) -> Tensor:
     """Return half precision as float32, in which sums of squares make sense."""
     return value.float() if value.dtype in (torch.half, torch.bfloat16) else value
 
 
 def energy(value: Tensor) -> Tensor:
     """Return the sum of squares of each sample, (n, ...) -> (n,)."""
-    return widened(value).flatten(1).square().sum(1)
+    return widen(value).flatten(1).square().sum(1)
 
 
 def inner(left: Tensor, right: Tensor) -> Tensor:
     """Return the inner product of each sample, (n, ...) -> (n,)."""
-    return (widened(left) * widened(right)).flatten(1).sum(1)
+    return (widen(left) * widen(right)).flatten(1).sum(1)
 
 
 def _tiny(value: Tensor) -> float:
@@ -195,7 +322,7 @@ def _probe(noise: Tensor, form: PenaltyForm, like: Tensor) -> Tensor:
 
 def _output(
     local: LocalPass, noise: Noise, form: PenaltyForm, direction: Tensor
-) -> Found:
+) -> Estimate:
     products: list[Tensor] = []
     offset: Tensor | None = None
     shared = form.has_offset and not form.released
@@ -209,12 +336,12 @@ def _output(
             miss = inner(probe, output) - inner(pulled, direction)
             offset = miss.square() if offset is None else offset + miss.square()
     offset = None if offset is None else offset / form.n_probes
-    return Found(products, form.n_probes, offset=offset)
+    return Estimate(products, form.n_probes, offset=offset)
 
 
 def _input(
     local: LocalPass, noise: Noise, form: PenaltyForm, direction: Tensor
-) -> Found:
+) -> Estimate:
     tangents: list[Tensor] = []
     for _ in range(form.n_probes):
         tangent = _probe(noise(local.point), form, local.point)
@@ -222,7 +349,7 @@ def _input(
             tangent = _projected(tangent, direction)
         tangents.append(tangent)
     products = [local.push(tangent) for tangent in tangents]
-    return Found(products, form.n_probes, tangents)
+    return Estimate(products, form.n_probes, tangents)
 
 
 def _projected(tangent: Tensor, direction: Tensor) -> Tensor:
@@ -231,12 +358,12 @@ def _projected(tangent: Tensor, direction: Tensor) -> Tensor:
     length = energy(line)
     share = inner(tangent, line) / length.clamp_min(_tiny(length))
     share = share.reshape(-1, *[1] * (line.ndim - 1))
-    return (widened(tangent) - share * widened(line)).to(tangent.dtype)
+    return (widen(tangent) - share * widen(line)).to(tangent.dtype)
 
 
 def _nuclear(
     local: LocalPass, noise: Noise, form: PenaltyForm, direction: Tensor
-) -> Found:
+) -> Estimate:
     assert isinstance(local, Cut)
     products: list[Tensor] = []
     first, second = local.halves()
@@ -244,24 +371,24 @@ def _nuclear(
         for part in (second, first):
             probe = _probe(noise(part.output), form, part.output)
             products.append(part.pull(probe))
-    return Found(products, 2 * form.n_probes)
+    return Estimate(products, 2 * form.n_probes)
 
 
 def _noise(
     local: LocalPass, noise: Noise, form: PenaltyForm, direction: Tensor
-) -> Found:
+) -> Estimate:
     products: list[Tensor] = []
-    before = widened(local.output)
+    before = widen(local.output)
     for _ in range(form.n_probes):
         step = form.std * noise(local.point)
-        after = widened(local.moved(step.to(local.point.dtype)))
+        after = widen(local.output_after(step.to(local.point.dtype)))
         products.append((after - before) / form.std)
-    return Found(products, form.n_probes)
+    return Estimate(products, form.n_probes)
 
 
 def _exact(
     local: LocalPass, noise: Noise, form: PenaltyForm, direction: Tensor
-) -> Found:
+) -> Estimate:
     k = math.prod(local.output.shape[1:])
     d = math.prod(local.point.shape[1:])
     # Of a push-forward, the number takes one pull-back and the gradient another.
@@ -271,23 +398,23 @@ def _exact(
     )
 
 
-def _by_rows(local: LocalPass, k: int, direction: Tensor) -> Found:
+def _by_rows(local: LocalPass, k: int, direction: Tensor) -> Estimate:
     output = local.output
     rows = [local.pull(_unit(output, index)) for index in range(k)]
     along = torch.stack([inner(row, direction) for row in rows], 1)
-    return Found(rows, along=along.reshape(output.shape))
+    return Estimate(rows, along=along.reshape(output.shape))
 
 
-def _by_columns(local: LocalPass, d: int, direction: Tensor) -> Found:
+def _by_columns(local: LocalPass, d: int, direction: Tensor) -> Estimate:
     units = [_unit(local.point, index) for index in range(d)]
     columns = [local.push(unit) for unit in units]
-    entries = widened(direction).flatten(1)
+    entries = widen(direction).flatten(1)
     along: Tensor | None = None
     for index, column in enumerate(columns):
         entry = entries[:, index].reshape(-1, *[1] * (column.ndim - 1))
-        part = entry * widened(column)
+        part = entry * widen(column)
         along = part if along is None else along + part
-    return Found(columns, tangents=units, along=along)
+    return Estimate(columns, tangents=units, along=along)
 
 
 def _unit(like: Tensor, index: int) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normalign.regularizers.second_order.graph import is_visited
+from normalign.regularizers._second_order.graph import is_visited
 
 __all__ = ["Mask", "Phase", "Site", "precise", "wanted"]
 

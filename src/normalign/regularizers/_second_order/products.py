@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from normalign.regularizers.second_order.site import Site, precise, wanted
+from normalign.regularizers._second_order.site import Site, precise, wanted
 
 __all__ = ["Convolution", "Geometry", "Linear", "read_geometry"]
 

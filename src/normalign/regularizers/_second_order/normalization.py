@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from normalign.regularizers.second_order.site import Mask, Site, precise, wanted
+from normalign.regularizers._second_order.site import Mask, Site, precise, wanted
 
 __all__ = ["BatchNorm", "BatchNormSettings"]
 
