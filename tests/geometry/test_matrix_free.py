@@ -7,7 +7,7 @@ from torch import nn
 from normalign import local_geometry
 from normalign._linear_map import LinearMap, LocalMap
 from normalign.geometry import MatrixFreeOptions
-from normalign.geometry.matrix_free import Compressed, leading_space, squared_norm
+from normalign.geometry._matrix_free import Compressed, leading_space, squared_norm
 
 
 def decaying(k=600, d=500, power=1.0, seed=0):

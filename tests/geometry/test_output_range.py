@@ -6,7 +6,7 @@ from torch import nn
 
 from normalign import local_affine, local_geometry
 from normalign._linear_map import LocalMap
-from normalign.geometry.output_range import range_basis
+from normalign.geometry._exact import range_basis
 from tests.oracles import jacobian_by_loop, measures_by_svd
 
 

@@ -1,8 +1,7 @@
 """Penalties that pull a network towards normal alignment."""
 
 from normalign.regularizers._call import penalised
-from normalign.regularizers._formulas import PenaltyForm
-from normalign.regularizers.estimators import (
+from normalign.regularizers._estimators import (
     augmented_norm,
     exact_norm,
     finite_noise,
@@ -11,7 +10,8 @@ from normalign.regularizers.estimators import (
     orthogonal_probes,
     output_probes,
 )
-from normalign.regularizers.grokalign import GrokAlign
+from normalign.regularizers._formulas import PenaltyForm
+from normalign.regularizers._grokalign import GrokAlign
 
 __all__ = [
     "GrokAlign",

@@ -40,7 +40,7 @@ class PenaltyForm:
     Parameters
     ----------
     estimator : {"output", "input", "orthogonal", "nuclear", "exact", "noise"}
-        How :math:`|J|_F^2` is found; see :mod:`normalign.regularizers.estimators`.
+        How :math:`|J|_F^2` is found; see :mod:`normalign.regularizers._estimators`.
     power : {1, 2, "ratio"}
         Per sample :math:`|J|_F + |b|_2^2`, :math:`|J|_F^2 + |b|_2^2`, or
         :math:`\log(|J|_F^2 |x|_2^2) - \log |J x|_2^2`.

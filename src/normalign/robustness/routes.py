@@ -24,8 +24,8 @@ from normalign._torch_compat import (
     has_recurrence,
     recurrence_with_derivatives,
 )
-from normalign.geometry.jacobian import check_batch
-from normalign.geometry.margin import as_labels
+from normalign.geometry._jacobian import check_batch
+from normalign.geometry._margin import as_labels
 
 __all__ = ["Autograd", "ClosedForm", "Cotangent", "Route", "has_closed_form"]
 

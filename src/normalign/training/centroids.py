@@ -12,7 +12,7 @@ from normalign._errors import require, require_kind
 from normalign._hooks import At, Location, location_in
 from normalign._torch_compat import attention_with_derivatives
 from normalign.geometry import centroid_alignment
-from normalign.geometry.exact import summing_dtype
+from normalign.geometry._exact import summing_dtype
 from normalign.training.stack import Measure, Stack
 
 __all__ = ["stacked_centroid_alignment"]

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from normalign._errors import describe, require, require_kind
-from normalign.geometry.alignment import (
+from normalign.geometry._alignment import (
     alignment_ratio,
     centroid_alignment,
     safe_ratio,
     unit_scale,
 )
-from normalign.geometry.exact import summing_dtype
-from normalign.geometry.margin import check_labels, local_robustness
-from normalign.geometry.spectrum import top_singular
+from normalign.geometry._exact import summing_dtype
+from normalign.geometry._margin import check_labels, local_robustness
+from normalign.geometry._spectrum import top_singular
 from normalign.training.stack import Measure, Stack
 
 __all__ = ["stacked_geometry"]

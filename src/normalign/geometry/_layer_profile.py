@@ -1,40 +1,202 @@
-"""The work of `layer_profile`, a step at a time: what is done can be had early."""
+"""`layer_profile`: the local geometry through the layers of a network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from normalign._errors import require
+from normalign._errors import module_of_extra, require
 from normalign._hooks import At
-from normalign._linear_map import LocalMap, default_budget, plan_chunks
-from normalign.geometry.exact import measures_of
-from normalign.geometry.jacobian import check_batch, shape_of
-from normalign.geometry.margin import as_labels, check_labels
-from normalign.geometry.output_range import range_basis
-from normalign.geometry.places import stages
-from normalign.geometry.report import (
+from normalign._linear_map import ChunkSize, LocalMap, default_budget, plan_chunks
+from normalign._torch_compat import outside_inference_mode
+from normalign.geometry._exact import measures_of, range_basis
+from normalign.geometry._jacobian import check_batch, shape_of
+from normalign.geometry._local_geometry import (
     FEW_PASSES,
     GeometryPlan,
     LocalGeometry,
+    Method,
     Piece,
     Work,
     add_piece,
     joined,
     measured_pieces,
 )
-from normalign.geometry.shared import SharedPass, SharedPlace, can_share, shared_place
+from normalign.geometry._margin import as_labels, check_labels
+from normalign.geometry._matrix_free import MatrixFreeOptions
+from normalign.geometry._shared_pass import (
+    SharedPass,
+    SharedPlace,
+    can_share,
+    shared_place,
+)
+from normalign.geometry._stages import stages
 
-__all__ = ["INPUT", "ProfileRun"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["INPUT", "LayerProfile", "ProfileRun", "layer_profile"]
 
 INPUT = "input"
 
 Place = str | At | None
+
+FORMAT = "normalign layer profile"
+VERSION = 1
+
+_SHOWN = {
+    "centroid_alignment": "centroid",
+    "normal_alignment": "normal",
+    "alignment_ratio": "ratio",
+    "effective_rank": "rank",
+    "jacobian_norm": "norm",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class LayerProfile(Mapping[str, LocalGeometry]):
+    """The local geometry of the maps from several places of a network to its output.
+
+    A mapping from the name of a place to its :class:`~normalign.LocalGeometry`, in
+    order; ``"input"`` is the network's own input.
+
+    Attributes
+    ----------
+    geometries : dict of str to LocalGeometry
+    automatic : bool
+        Whether the places were found by :func:`layer_profile` itself.
+    """
+
+    geometries: dict[str, LocalGeometry]
+    automatic: bool = False
+
+    def __getitem__(self, place: str) -> LocalGeometry:
+        return self.geometries[place]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.geometries)
+
+    def __len__(self) -> int:
+        return len(self.geometries)
+
+    def means(self) -> dict[str, dict[str, float]]:
+        """Return the mean of each measure over the samples, by place."""
+        return {place: geometry.mean() for place, geometry in self.items()}
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a pandas DataFrame with columns place, sample, measure and value."""
+        pd = module_of_extra("LayerProfile.to_frame", "pandas", "frames")
+        columns = ["place", "sample", "measure", "value"]
+        rows = [
+            (place, sample, measure, value)
+            for place, geometry in self.items()
+            for measure, values in geometry.measures().items()
+            for sample, value in enumerate(values.tolist())
+        ]
+        return pd.DataFrame(rows, columns=columns)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON can hold it; what is not finite is None."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "automatic": self.automatic,
+            "at": {place: _geometry_dict(geometry) for place, geometry in self.items()},
+        }
+
+    def __repr__(self) -> str:
+        counts = {len(geometry) for geometry in self.values()}
+        found = ", places found" if self.automatic else ""
+        if len(counts) == 1:
+            found += f", means over {counts.pop()} samples"
+        lines = [f"LayerProfile of {len(self)} places{found}"]
+        width = max((len(place) for place in self), default=0) + 2
+        head = "".join(f"{name:>10}" for name in _SHOWN.values())
+        lines.append(f"{'':{width}}{head}{'samples':>9}")
+        for place, geometry in self.items():
+            mean = geometry.mean()
+            numbers = "".join(f"{mean[name]:10.4g}" for name in _SHOWN)
+            lines.append(f"{place:{width}}{numbers}{len(geometry):9}")
+        return "\n".join(lines)
+
+
+def layer_profile(  # noqa: PLR0913  (those of local_geometry, and two more)
+    model: Callable[..., Any],
+    x: Tensor,
+    y: Tensor | ArrayLike | None = None,
+    *,
+    places: Sequence[str | At | None] | None = None,
+    output: Callable[[Any], Tensor] | None = None,
+    method: Method = "auto",
+    chunk_size: ChunkSize = "auto",
+    memory_budget: int | None = None,
+    options: MatrixFreeOptions | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> LayerProfile:
+    r"""Local geometry of the maps from several places of a network to its output.
+
+    For a place with input h, the map :math:`h \mapsto f`, everything else that reaches
+    the output held fixed, has its own Jacobian, centroid :math:`J^\top \mathbf{1}` and
+    alignment with h. The centroid alignment by place is the measure of the paper's
+    figure on residual networks (fig:resnet_alignment).
+
+    Up to 256 outputs all places are measured exactly and from the same passes: a
+    profile costs about what the input costs alone, and as much more memory as the rows
+    of all places take (they are split where that exceeds the budget). With more
+    outputs each place takes the matrix-free route on its own; passes over all outputs,
+    where one needs them for its norm, are shared.
+
+    Parameters
+    ----------
+    model : nn.Module or callable
+        A function of each sample alone: in evaluation mode if it holds BatchNorm.
+    x : Tensor of shape (n, ...)
+    y : Tensor or array-like of int of shape (n,), optional
+        True classes; they add ``local_robustness``.
+    places : sequence of str, At or None, optional
+        Submodules, as ``at`` in :func:`~normalign.local_geometry`; None or
+        ``"input"`` is the model's own input. By default that and up to twelve stages
+        of the network: its children that are made of several layers (``layer1`` to
+        ``layer4``), or what these are made of if there are few (``blocks.0``, ...).
+    output, method, chunk_size, memory_budget, options
+        As in :func:`~normalign.local_geometry`.
+    progress : callable, optional
+        Called with a place, the number of its samples done, and the number of all.
+
+    Returns
+    -------
+    LayerProfile
+
+    Raises
+    ------
+    ValueError
+        If a place is not there, comes twice, or the model mixes samples.
+
+    Examples
+    --------
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+    >>> list(layer_profile(model, torch.ones(3, 2, 2)))
+    ['input']
+    """
+    plan = GeometryPlan(
+        method=method,
+        chunk_size=chunk_size,
+        memory_budget=memory_budget,
+        options=options or MatrixFreeOptions(),
+    )
+    with outside_inference_mode():
+        run = ProfileRun(model, x, y, places=places, output=output, plan=plan)
+        for place, done in run:
+            if progress is not None:
+                progress(place, done, len(x))
+        return LayerProfile(run.geometries(), automatic=run.automatic)
 
 
 class ProfileRun:
@@ -79,7 +241,7 @@ class ProfileRun:
             if x.is_floating_point() or not places:
                 places = [None, *places]
         require(len(places) > 0, callee, "places", "at least one", "none")
-        names = [_name(place) for place in places]
+        names = [_place_name(place) for place in places]
         require(
             len(set(names)) == len(names), callee, "places",
             "different from each other", ", ".join(names),
@@ -193,15 +355,15 @@ class ProfileRun:
                 yield name, Piece(piece, values, {}, "exact")
 
 
-def _name(place: Place) -> str:
+def _place_name(place: Place) -> str:
     if place is None or isinstance(place, str):
         return place or INPUT
-    told = [
+    choices = [
         f"{key}={getattr(place, key)}"
         for key in ("call", "argument", "token")
         if getattr(place, key) is not None
     ]
-    return f"{place.name}[{', '.join(told)}]" if told else place.name
+    return f"{place.name}[{', '.join(choices)}]" if choices else place.name
 
 
 def _work_at(place: SharedPlace, k: int, plan: GeometryPlan) -> Work:
@@ -310,3 +472,23 @@ class _PlaceNorms:
         directions = torch.eye(self.shared.k) if eye else range_basis.mT
         self.shared.sum(self.name, self.piece, directions)
         return self.shared.totals(self.name, len(directions))[self.piece]
+
+
+def _geometry_dict(geometry: LocalGeometry) -> dict[str, Any]:
+    return {
+        "method": geometry.method,
+        "n": len(geometry),
+        "mean": {name: _finite(v) for name, v in geometry.mean().items()},
+        "samples": _lists(geometry.measures()),
+        "error": _lists(geometry.error),
+    }
+
+
+def _lists(measures: Mapping[str, Tensor]) -> dict[str, list[float | None]]:
+    return {
+        name: [_finite(v) for v in values.tolist()] for name, values in measures.items()
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

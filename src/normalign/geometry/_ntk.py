@@ -20,7 +20,7 @@ from normalign._torch_compat import (
     has_recurrence,
     unwrapped,
 )
-from normalign.geometry.independence import check_rows_are_independent
+from normalign.geometry._independence import check_rows_are_independent
 
 __all__ = ["ntk"]
 

@@ -13,6 +13,11 @@ radius                  ``|J^T 1|^2 + 2 b . 1``
 local robustness        ``|J_y - J_c|^2 = G_yy + G_cc - 2 G_yc``
 ======================  ==========================================
 
+A head that maps p features to k > p outputs confines every Jacobian to the p columns
+of its weight, ``J = W H``. With an orthonormal basis Q of those columns, p pull-backs
+give ``Q^T J`` and with it everything, exactly: for a vocabulary of 32000 on features of
+width 128 that is 128 passes and not 32000 (:func:`range_basis`).
+
 Sums run in float64, whatever the model's precision: rows that nearly cancel (the
 centroids of a network trained by cross-entropy) would drown in rounding otherwise.
 """
@@ -21,17 +26,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from normalign._linear_map import LinearMap
-from normalign.geometry.alignment import safe_ratio
-from normalign.geometry.jacobian import columns
-from normalign.geometry.margin import nearest_boundary
-from normalign.geometry.spectrum import finite_eigh, smaller_gram
+from normalign._hooks import hooked, named_modules
+from normalign._linear_map import LinearMap, LocalMap, rounding
+from normalign._torch_compat import attention_with_derivatives, frozen_randomness
+from normalign.geometry._alignment import safe_ratio
+from normalign.geometry._jacobian import columns
+from normalign.geometry._margin import nearest_boundary
+from normalign.geometry._spectrum import finite_eigh, smaller_gram
 
-__all__ = ["column_slabs", "exact_measures", "measures_of", "summing_dtype"]
+__all__ = [
+    "column_slabs",
+    "exact_measures",
+    "holds_range",
+    "measures_of",
+    "range_basis",
+    "summing_dtype",
+]
+
+# Factoring a wider head than this costs more than it can save.
+WIDEST = 1024
 
 # Bytes of a float64 copy of a few columns: on a CPU it should stay in the caches.
 SLAB = {"cpu": 8 * 2**20, "cuda": 2**30}
@@ -218,3 +236,62 @@ def offset_and_centroid(
 def summing_dtype(device: torch.device) -> torch.dtype:
     """Return float64, or float32 on a device that has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def range_basis(local_map: LocalMap, x: Tensor) -> Tensor | None:
+    """Return orthonormal columns, (k, p), that span the range of J, or None.
+
+    The last linear layer is the one whose result shares its memory with the model's
+    output. That alone proves little (an activation may have worked in place), so a
+    random tangent is pushed through the model, and must come out inside the span:
+    :func:`holds_range`, here at the first sample, and by the caller at each of them.
+
+    Returns
+    -------
+    Tensor of shape (k, p) or None
+        None where no linear layer with fewer inputs than outputs ends the model.
+    """
+    with torch.no_grad(), attention_with_derivatives(), frozen_randomness():
+        point_map = local_map.on(x[:1])
+        results: dict[nn.Module, Tensor] = {}
+
+        def note(module: nn.Module, args: Any, kwargs: Any, result: Tensor) -> None:
+            results[module] = result
+
+        heads = [
+            module
+            for _, module in named_modules(local_map.model)
+            if isinstance(module, nn.Linear)
+            and module.in_features < min(module.out_features, WIDEST)
+        ]
+        with hooked(heads, after=note):
+            output = point_map.function(point_map.point)
+        for head in heads:
+            ends = head in results and _is_part_of(output, results[head])
+            if ends and output.shape[1] == head.out_features:
+                weight = head.weight.detach()
+                dtype = torch.promote_types(weight.dtype, torch.float32)
+                basis = torch.linalg.qr(weight.to(dtype))[0].to(output.device)
+                linear = LinearMap(*point_map, vmappable=local_map.vmappable)
+                if holds_range(linear, basis):
+                    return basis
+    return None
+
+
+def _is_part_of(output: Tensor, result: Tensor) -> bool:
+    return (
+        isinstance(result, Tensor)
+        and output.untyped_storage().data_ptr() == result.untyped_storage().data_ptr()
+    )
+
+
+def holds_range(linear: LinearMap, basis: Tensor) -> bool:
+    """Whether what a random tangent does to each sample's output lies in the span."""
+    tangent = torch.randn(
+        1, *linear.input.shape, generator=torch.Generator().manual_seed(0)
+    )
+    pushed = linear.push(tangent.to(linear.input)).to(basis)[0]
+    outside = (pushed - pushed @ basis @ basis.mT).norm(dim=1)
+    # Anything nonlinear after the head leaves a fraction of order one.
+    tolerance = rounding(linear.output.dtype) * pushed.norm(dim=1)
+    return not bool((outside > tolerance).any())

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normalign.geometry.tiling import partition
-from normalign.geometry.tiling.piecewise import Residual, piecewise_affine
-from normalign.geometry.tiling.steps import Affine, Kinked, PiecewiseAffine
+from normalign.geometry._partition import partition
+from normalign.geometry._partition.piecewise import Residual, piecewise_affine
+from normalign.geometry._partition.steps import Affine, Kinked, PiecewiseAffine
 
 F64 = torch.float64
 

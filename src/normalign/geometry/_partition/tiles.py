@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from normalign._errors import require, require_kind
 from normalign._torch_compat import unwrapped
-from normalign.geometry.tiling.cuts import upper_envelopes
-from normalign.geometry.tiling.piecewise import piecewise_affine
-from normalign.geometry.tiling.polygons import Polygons, locator
-from normalign.geometry.tiling.slices import Slice
-from normalign.geometry.tiling.subdivision import (
+from normalign.geometry._partition.cuts import upper_envelopes
+from normalign.geometry._partition.piecewise import piecewise_affine
+from normalign.geometry._partition.polygons import Polygons, locator
+from normalign.geometry._partition.slices import Slice
+from normalign.geometry._partition.subdivision import (
     BATCH_SIZE,
     NOISE,
     RESOLUTION,

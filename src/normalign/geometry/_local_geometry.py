@@ -14,15 +14,14 @@ from normalign._errors import module_of_extra, require
 from normalign._hooks import At
 from normalign._linear_map import ChunkSize, LinearMap, LocalMap, plan_chunks
 from normalign._torch_compat import outside_inference_mode
-from normalign.geometry.exact import exact_measures
-from normalign.geometry.jacobian import check_batch, shape_of
-from normalign.geometry.margin import as_labels, check_labels
-from normalign.geometry.matrix_free import (
+from normalign.geometry._exact import exact_measures, holds_range, range_basis
+from normalign.geometry._jacobian import check_batch, shape_of
+from normalign.geometry._margin import as_labels, check_labels
+from normalign.geometry._matrix_free import (
     MatrixFreeOptions,
     SummedNorms,
     matrix_free_measures,
 )
-from normalign.geometry.output_range import holds_range, range_basis
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from normalign.geometry.tangent_kernel import ntk
+from normalign.geometry._ntk import ntk
 
 
 def naive_ntk(model, x, z, names=None):
@@ -143,7 +143,7 @@ def test_a_tiny_memory_budget_gives_the_same_kernel():
 
 def test_blocks_of_jacobians_stay_inside_the_memory_budget(monkeypatch):
     # The folder exports the function under the module's name.
-    tangents = importlib.import_module("normalign.geometry.tangent_kernel")._Tangents
+    tangents = importlib.import_module("normalign.geometry._ntk")._Tangents
     seen = []
     original = tangents.jacobian
 

@@ -17,7 +17,7 @@ from normalign._torch_compat import (
     outside_autocast,
     outside_inference_mode,
 )
-from normalign.geometry.independence import (
+from normalign.geometry._independence import (
     check_is_connected,
     check_rows_are_independent,
 )

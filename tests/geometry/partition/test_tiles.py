@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from normalign.geometry.tiling import Partition, Slice, partition
-from normalign.geometry.tiling.piecewise import Residual
+from normalign.geometry._partition import Partition, Slice, partition
+from normalign.geometry._partition.piecewise import Residual
 
 F64 = torch.float64
 
@@ -437,7 +437,7 @@ def test_small_batches_of_regions_change_nothing(monkeypatch):
     model = randomised(model)
     plane = Slice.around(torch.randn(shape, dtype=F64, generator=seeded(1)), radius=3.0)
     whole = partition(model, plane)
-    subdivision = importlib.import_module("normalign.geometry.tiling.subdivision")
+    subdivision = importlib.import_module("normalign.geometry._partition.subdivision")
     monkeypatch.setattr(subdivision, "BATCH_SIZE", 20_000)
     parts = partition(model, plane)
     assert len(parts) == len(whole)

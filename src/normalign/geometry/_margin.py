@@ -11,8 +11,8 @@ from torch import Tensor
 
 from normalign._errors import describe, require, require_kind
 from normalign._torch_compat import in_own_precision
-from normalign.geometry.alignment import matching_input
-from normalign.geometry.spectrum import wide
+from normalign.geometry._alignment import matching_input
+from normalign.geometry._spectrum import wide
 
 __all__ = ["as_labels", "check_labels", "local_robustness", "nearest_boundary"]
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from normalign._errors import describe, require, require_kind
 from normalign._torch_compat import in_own_precision
-from normalign.geometry.spectrum import top_singular, wide
+from normalign.geometry._spectrum import top_singular, wide
 
 __all__ = [
     "alignment_ratio",

@@ -16,7 +16,7 @@ from normalign import (
 )
 from normalign._linear_map import LinearMap, LocalMap
 from normalign.geometry import ntk
-from normalign.geometry.matrix_free import Compressed
+from normalign.geometry._matrix_free import Compressed
 from tests.cases import CASES, Recurrent
 from tests.oracles import jacobian_by_loop
 

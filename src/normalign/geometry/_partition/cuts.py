@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normalign.geometry.tiling.polygons import Polygons
+from normalign.geometry._partition.polygons import Polygons
 
 __all__ = ["Cells", "arrangement", "tolerance", "upper_envelopes"]
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from normalign._errors import require
-from normalign.geometry.tiling.cuts import Cells, arrangement, upper_envelopes
-from normalign.geometry.tiling.polygons import Polygons
-from normalign.geometry.tiling.steps import Affine, Kinked, Maximum, PiecewiseAffine
+from normalign.geometry._partition.cuts import Cells, arrangement, upper_envelopes
+from normalign.geometry._partition.polygons import Polygons
+from normalign.geometry._partition.steps import Affine, Kinked, Maximum, PiecewiseAffine
 
 __all__ = ["BATCH_SIZE", "NOISE", "RESOLUTION", "Subdivision", "on_vertices"]
 

@@ -17,10 +17,10 @@ import normalign
 from normalign import At, local_geometry
 from normalign._linear_map import LinearMap, LocalMap
 from normalign.geometry import LayerProfile, MatrixFreeOptions, ProfileRun
-from normalign.geometry.places import stages
-from normalign.geometry.profile import layer_profile
-from normalign.geometry.report import GeometryPlan
-from normalign.geometry.shared import SharedPass, shared_place
+from normalign.geometry._layer_profile import layer_profile
+from normalign.geometry._local_geometry import GeometryPlan
+from normalign.geometry._shared_pass import SharedPass, shared_place
+from normalign.geometry._stages import stages
 from normalign.nn import Transformer, WideResNet, mlp, resnet18
 from tests.cases import TokenModel
 

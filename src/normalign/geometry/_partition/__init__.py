@@ -12,9 +12,9 @@
 ==================  ================================================================
 """
 
-from normalign.geometry.tiling.piecewise import Residual
-from normalign.geometry.tiling.slices import Slice
-from normalign.geometry.tiling.tiles import (
+from normalign.geometry._partition.piecewise import Residual
+from normalign.geometry._partition.slices import Slice
+from normalign.geometry._partition.tiles import (
     ClassCells,
     DecisionBoundaries,
     LevelSets,

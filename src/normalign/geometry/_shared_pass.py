@@ -18,7 +18,7 @@ from torch import Tensor
 from normalign._hooks import Location
 from normalign._linear_map import LinearMap, LocalMap
 from normalign._torch_compat import REFUSED_BY_FUNC
-from normalign.geometry.exact import summing_dtype
+from normalign.geometry._exact import summing_dtype
 
 __all__ = ["SharedPass", "SharedPlace", "shared_place"]
 

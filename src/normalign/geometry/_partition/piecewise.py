@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from normalign._errors import complaint, require, require_kind
 from normalign._torch_compat import unwrapped
-from normalign.geometry.tiling.steps import (
+from normalign.geometry._partition.steps import (
     Affine,
     Kinked,
     Maximum,
     PiecewiseAffine,
     Step,
 )
-from normalign.geometry.tiling.tracing import Constant, Operation, operations
+from normalign.geometry._partition.tracing import Constant, Operation, operations
 
 __all__ = ["Residual", "piecewise_affine"]
 

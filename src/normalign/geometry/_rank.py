@@ -7,8 +7,8 @@ from torch import Tensor
 
 from normalign._errors import describe, require, require_kind
 from normalign._torch_compat import in_own_precision
-from normalign.geometry.alignment import safe_ratio, unit_scale
-from normalign.geometry.spectrum import top_singular, wide
+from normalign.geometry._alignment import safe_ratio, unit_scale
+from normalign.geometry._spectrum import top_singular, wide
 
 __all__ = ["effective_rank", "participation_rank"]
 
