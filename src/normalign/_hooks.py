@@ -16,14 +16,14 @@ from normalign._errors import describe, require, require_kind
 from normalign._torch_compat import (
     attention_with_derivatives,
     frozen_randomness,
-    unwrapped,
+    unwrap,
 )
 
 __all__ = [
     "At",
     "Location",
+    "add_hooks",
     "batched_location",
-    "hooked",
     "insert_token",
     "location_in",
     "middle_of",
@@ -86,29 +86,33 @@ class Location:
     def __init__(self, module: nn.Module, at: At, callee: str) -> None:
         self.module, self.at, self._callee = module, at, callee
         self._change: Callable[[Tensor], Tensor] | None = None
-        self._listening, self._calls = False, 0
+        self._hooks_are_set, self._calls = False, 0
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Hook onto the submodule, so that :meth:`replaced` inside need not do it.
+    def keep_hooks(self) -> Iterator[None]:
+        """Set the hooks on the submodule for several passes inside.
 
         Hooks cannot be set up inside a compiled function, but they can be called.
         """
-        self._listening = True
+        self._hooks_are_set = True
         try:
-            with hooked([self.module], self._before, self._after, any_thread=True):
+            with add_hooks([self.module], self._before, self._after, any_thread=True):
                 yield
         finally:
-            self._listening = False
+            self._hooks_are_set = False
 
     @contextmanager
-    def replaced(self, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    def replacing(self, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
         """Let a pass inside go on with ``change(tensor)`` instead of the tensor here.
 
         The pass may run under ``torch.func``: only hooks of the submodule are used.
         """
-        own = nullcontext() if self._listening else self._hooks()
-        with own:
+        hooks = (
+            nullcontext()
+            if self._hooks_are_set
+            else add_hooks([self.module], self._before, self._after)
+        )
+        with hooks:
             self._change, self._calls = change, 0
             try:
                 yield
@@ -130,12 +134,9 @@ class Location:
                 raise _ReachedError
             return value
 
-        with suppress(_ReachedError), self.replaced(look):
+        with suppress(_ReachedError), self.replacing(look):
             run()
         return seen[0]
-
-    def _hooks(self) -> Any:
-        return hooked([self.module], self._before, self._after)
 
     def _before(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
         self._calls += 1
@@ -143,8 +144,8 @@ class Location:
         if slot is None or self._change is None:
             return None
         if isinstance(slot, str):
-            return args, {**kwargs, slot: self._changed(kwargs[slot], self._change)}
-        new = self._changed(args[slot], self._change)
+            return args, {**kwargs, slot: self._apply(kwargs[slot], self._change)}
+        new = self._apply(args[slot], self._change)
         return (*args[:slot], new, *args[slot + 1 :]), kwargs
 
     def _after(self, _: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
@@ -152,7 +153,7 @@ class Location:
         if not here or self._slot_here(args, kwargs) is not None:
             return None
         assert self._change is not None
-        return self._changed(out, self._change)
+        return self._apply(out, self._change)
 
     def _slot_here(self, args: Any, kwargs: Any) -> Slot:
         wanted = self._calls - 1 == (self.at.call or 0)
@@ -183,7 +184,7 @@ class Location:
         )
         return floating[0]
 
-    def _changed(self, whole: Any, change: Callable[[Tensor], Tensor]) -> Tensor:
+    def _apply(self, whole: Any, change: Callable[[Tensor], Tensor]) -> Tensor:
         real = isinstance(whole, Tensor) and whole.is_floating_point()
         rule = "a submodule that takes or gives one floating tensor"
         got = f"{self.at.name!r} with {describe(whole)}"
@@ -211,7 +212,7 @@ class _ReachedError(Exception):
 
 
 @contextmanager
-def hooked(
+def add_hooks(
     modules: Iterable[nn.Module],
     before: Callable[[nn.Module, Any, Any], Any] | None = None,
     after: Callable[[nn.Module, Any, Any, Any], Any] | None = None,
@@ -269,7 +270,7 @@ def location_in(model: Any, at: str | At, callee: str) -> Location:
     require_kind(isinstance(at, At), callee, "at", "a str or an At", at)
     rule = "at least 0"
     require(at.call is None or at.call >= 0, callee, "at.call", rule, at.call)
-    return Location(_submodule(unwrapped(model), at.name, callee), at, callee)
+    return Location(_submodule(unwrap(model), at.name, callee), at, callee)
 
 
 def batched_location(model: Any, at: At, x: Tensor, callee: str) -> Location:
@@ -311,7 +312,7 @@ def middle_of(model: Any, callee: str) -> str:
     >>> middle_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), "f")
     '1'
     """
-    inner = unwrapped(model)
+    inner = unwrap(model)
     chain = isinstance(inner, nn.Sequential) and len(inner) >= 2
     names = [name for name, _ in named_modules(inner) if name]
     example = repr(names[len(names) // 2]) if names else "'layer'"
@@ -370,10 +371,12 @@ def _recorded_calls(
     outputs: list[Any] = []
     with (
         # Copies, taken before and after the call: later layers may work in place.
-        hooked(
+        add_hooks(
             [module],
-            lambda _, args, kwargs: inputs.append((_copied(args), _copied(kwargs))),
-            lambda _, args, kwargs, out: outputs.append(_copied(out)),
+            lambda _, args, kwargs: inputs.append(
+                (_copy_tensors(args), _copy_tensors(kwargs))
+            ),
+            lambda _, args, kwargs, out: outputs.append(_copy_tensors(out)),
         ),
         torch.no_grad(),
         attention_with_derivatives(),
@@ -383,7 +386,7 @@ def _recorded_calls(
     return [(*pair, out) for pair, out in zip(inputs, outputs, strict=True)]
 
 
-def _copied(value: Any) -> Any:
+def _copy_tensors(value: Any) -> Any:
     return tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, value)
 
 

@@ -39,7 +39,7 @@ from normalign._torch_compat import (
     has_recurrence,
     outside_autocast,
     recurrence_with_derivatives,
-    unwrapped,
+    unwrap,
 )
 
 __all__ = [
@@ -133,7 +133,7 @@ class LocalMap:
             callable(self.model), self.callee, "model", "callable",
             describe(self.model), remedy_for(self.model),
         )  # fmt: skip
-        object.__setattr__(self, "model", unwrapped(self.model))
+        object.__setattr__(self, "model", unwrap(self.model))
         if isinstance(self.at, str):
             object.__setattr__(self, "at", At(self.at))
         refuse_mixing(self.model, self.callee)
@@ -221,7 +221,7 @@ class LocalMap:
                 # The other tokens are those of the first pass, held fixed.
                 return h.clone() if token is None else insert_token(whole, token, h)
 
-            with location.replaced(change):
+            with location.replacing(change):
                 return self.run(x)
 
         return PointMap(function, point)

@@ -34,7 +34,7 @@ __all__ = [
     "outside_inference_mode",
     "override",
     "recurrence_with_derivatives",
-    "unwrapped",
+    "unwrap",
 ]
 
 P = ParamSpec("P")
@@ -285,7 +285,7 @@ def frozen_randomness() -> Iterator[None]:
         yield
 
 
-def unwrapped(model: Any, *, parallel: bool = True) -> Any:
+def unwrap(model: Any, *, parallel: bool = True) -> Any:
     """Return the eager module inside ``torch.compile`` and data-parallel wrappers.
 
     torch 2.9 and later name what was compiled only in private attributes. Without

@@ -95,7 +95,7 @@ SMOOTH = ["layer norm", "instance norm 1d", "instance norm 2d", "group norm",
 
 def noise_for(form: PenaltyForm, model: nn.Module, x: Tensor) -> Tensor | None:
     seen: list[Tensor] = []
-    with location_in(model, middle_of(model, "test"), "test").replaced(
+    with location_in(model, middle_of(model, "test"), "test").replacing(
         lambda h: seen.append(h) or h
     ):
         output = model(x)

@@ -34,7 +34,7 @@ def label(form: PenaltyForm) -> str:
 
 def hidden_shape(model: nn.Module, x: Tensor, at) -> torch.Size:
     seen = []
-    with location_in(model, at, "test").replaced(lambda h: seen.append(h) or h):
+    with location_in(model, at, "test").replacing(lambda h: seen.append(h) or h):
         model(x)
     return seen[0].shape
 

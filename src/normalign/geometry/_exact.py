@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normalign._hooks import hooked, named_modules
+from normalign._hooks import add_hooks, named_modules
 from normalign._linear_map import LinearMap, LocalMap, rounding
 from normalign._torch_compat import attention_with_derivatives, frozen_randomness
 from normalign.geometry._alignment import safe_ratio
@@ -118,7 +118,7 @@ def measures_of(
     dtype = summing_dtype(narrow.device)
     x = point.to(dtype)
     output = output.to(device=narrow.device, dtype=dtype)
-    seen = _reduced(narrow, x)
+    seen = _reduce(narrow, x)
     values, vectors_ = finite_eigh(seen.gram)
     values = values.clamp_min(0)
     lead, energy, total = vectors_[..., -1], values[..., -1], values.sum(-1)
@@ -138,7 +138,7 @@ def measures_of(
         "participation_rank": safe_ratio(spread, total),
         "jacobian_norm": total.sqrt() * seen.size,
         **offset_and_centroid(
-            output, jx * size, _combined(narrow, weights, seen.size) * size, x
+            output, jx * size, _weighted_sum(narrow, weights, seen.size) * size, x
         ),
     }
     ratio = safe_ratio(seen.product.norm(dim=-1), total.sqrt() * length)
@@ -152,7 +152,7 @@ def measures_of(
 
 
 @dataclass(frozen=True)
-class _Reduced:
+class _Reduction:
     """What remains of the Jacobians of a piece, all of them divided by ``size``."""
 
     gram: Tensor
@@ -161,7 +161,7 @@ class _Reduced:
     by_rows: bool
 
 
-def _reduced(narrow: Tensor, x: Tensor) -> _Reduced:
+def _reduce(narrow: Tensor, x: Tensor) -> _Reduction:
     _, p, d = narrow.shape
     if narrow.numel():
         # Squares of a map of any size stay finite.
@@ -172,16 +172,16 @@ def _reduced(narrow: Tensor, x: Tensor) -> _Reduced:
     if p > d:
         short = narrow.to(x) / size[:, None, None]
         product = torch.einsum("npd,nd->np", short, x)
-        return _Reduced(smaller_gram(short), product, size, by_rows=False)
+        return _Reduction(smaller_gram(short), product, size, by_rows=False)
     gram, product = x.new_zeros(len(x), p, p), x.new_zeros(len(x), p)
     for part in column_slabs(narrow):
         short = narrow[:, :, part].to(x) / size[:, None, None]
         gram += short @ short.mT
         product += torch.einsum("npd,nd->np", short, x[:, part])
-    return _Reduced(gram, product, size, by_rows=True)
+    return _Reduction(gram, product, size, by_rows=True)
 
 
-def _combined(narrow: Tensor, weights: Tensor, size: Tensor) -> Tensor:
+def _weighted_sum(narrow: Tensor, weights: Tensor, size: Tensor) -> Tensor:
     """Return the weighted sum of each Jacobian's rows, (n, d), over its size."""
     scaled = weights / size[:, None]
     parts = [
@@ -192,7 +192,7 @@ def _combined(narrow: Tensor, weights: Tensor, size: Tensor) -> Tensor:
 
 
 def _row_products(
-    narrow: Tensor, seen: _Reduced, y: Tensor, range_basis: Tensor | None
+    narrow: Tensor, seen: _Reduction, y: Tensor, range_basis: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return ``|J_c|^2`` and ``J_c . J_y`` of all outputs c, (n, k), over the size."""
     gram = seen.gram
@@ -264,7 +264,7 @@ def range_basis(local_map: LocalMap, x: Tensor) -> Tensor | None:
             if isinstance(module, nn.Linear)
             and module.in_features < min(module.out_features, WIDEST)
         ]
-        with hooked(heads, after=note):
+        with add_hooks(heads, after=note):
             output = point_map.function(point_map.point)
         for head in heads:
             ends = head in results and _is_part_of(output, results[head])

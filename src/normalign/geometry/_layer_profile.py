@@ -25,7 +25,7 @@ from normalign.geometry._local_geometry import (
     Piece,
     Work,
     add_piece,
-    joined,
+    join_pieces,
     measured_pieces,
 )
 from normalign.geometry._margin import as_labels, check_labels
@@ -267,7 +267,7 @@ class ProfileRun:
     def geometries(self) -> dict[str, LocalGeometry]:
         """Return what is finished: places without a finished sample are not there."""
         return {
-            name: joined(pieces, self._x)
+            name: join_pieces(pieces, self._x)
             for name, pieces in self._pieces.items()
             if pieces
         }
@@ -462,12 +462,12 @@ class _PlaceNorms:
     name: str
     piece: slice
 
-    def known(self, range_basis: Tensor | None) -> Tensor | None:
+    def look_up(self, range_basis: Tensor | None) -> Tensor | None:
         passes = self.shared.k if range_basis is None else range_basis.shape[1]
         found = self.shared.totals(self.name, passes)[self.piece]
         return None if bool(found.isnan().any()) else found
 
-    def summed(self, range_basis: Tensor | None) -> Tensor:
+    def compute(self, range_basis: Tensor | None) -> Tensor:
         eye = range_basis is None
         directions = torch.eye(self.shared.k) if eye else range_basis.mT
         self.shared.sum(self.name, self.piece, directions)

@@ -181,7 +181,7 @@ def local_geometry(
         labels = None if y is None else as_labels(local_map.callee, y)
         for piece in measured_pieces(local_map, x, labels, plan):
             add_piece(pieces, piece)
-        return joined(pieces, x)
+        return join_pieces(pieces, x)
 
 
 @dataclass(frozen=True)
@@ -224,12 +224,12 @@ def add_piece(pieces: list[Piece], piece: Piece) -> None:
     pieces.append(piece)
 
 
-def joined(pieces: list[Piece], x: Tensor) -> LocalGeometry:
+def join_pieces(pieces: list[Piece], x: Tensor) -> LocalGeometry:
     """Return the geometry that pieces in a row make up."""
     kept = torch.float64 if x.dtype == torch.float64 else torch.float32
     return LocalGeometry(
-        **_joined([piece.values for piece in pieces], kept),  # pyright: ignore[reportArgumentType]
-        error=_joined([piece.errors for piece in pieces], kept),
+        **_concatenate([piece.values for piece in pieces], kept),  # pyright: ignore[reportArgumentType]
+        error=_concatenate([piece.errors for piece in pieces], kept),
         method=pieces[0].method,
     )
 
@@ -335,7 +335,7 @@ def _pieces(
     )
     generator = torch.Generator().manual_seed(0)
 
-    def measured(piece: slice) -> Piece:  # its graph is gone when it returns
+    def measure(piece: slice) -> Piece:  # its graph is gone when it returns
         linear = LinearMap(
             *local_map.on(x[piece]), vmappable=local_map.vmappable, at_once=cut.vectors
         )
@@ -360,11 +360,13 @@ def _pieces(
 
     for samples in cut.pieces(len(x)):
         with torch.no_grad():
-            piece = measured(samples)
+            piece = measure(samples)
         yield piece
 
 
-def _joined(parts: list[dict[str, Tensor]], dtype: torch.dtype) -> dict[str, Tensor]:
+def _concatenate(
+    parts: list[dict[str, Tensor]], dtype: torch.dtype
+) -> dict[str, Tensor]:
     return {name: torch.cat([p[name] for p in parts]).to(dtype) for name in parts[0]}
 
 

@@ -80,11 +80,11 @@ class MatrixFreeOptions:
 class SummedNorms(Protocol):
     """Squared norms of the same samples that several maps find in the same passes."""
 
-    def known(self, range_basis: Tensor | None) -> Tensor | None:
+    def look_up(self, range_basis: Tensor | None) -> Tensor | None:
         """Return ``|J|_F^2`` of each sample, if all of them have been summed."""
         ...
 
-    def summed(self, range_basis: Tensor | None) -> Tensor:
+    def compute(self, range_basis: Tensor | None) -> Tensor:
         """Return ``|J|_F^2`` of each sample, from a pull-back for each direction."""
         ...
 
@@ -120,7 +120,7 @@ def matrix_free_measures(
     centroid = linear.pull(ones)[0].to(x)
     short = Compressed(linear, range_basis)
     space = leading_space(short, short.coordinates(jx), options, generator)
-    known = None if norms is None else norms.known(range_basis)
+    known = None if norms is None else norms.look_up(range_basis)
     if known is not None:
         estimate = known.to(x), 0 * space.energy
     else:
@@ -131,7 +131,7 @@ def matrix_free_measures(
         summed = (
             summed_square(short, vectors)
             if norms is None
-            else norms.summed(range_basis)
+            else norms.compute(range_basis)
         )
         total, total_error = summed.to(x), 0 * space.energy
     energy, tilt = space.energy, space.tilt

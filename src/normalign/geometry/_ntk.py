@@ -18,7 +18,7 @@ from normalign._torch_compat import (
     attention_with_derivatives,
     forward_mode,
     has_recurrence,
-    unwrapped,
+    unwrap,
 )
 from normalign.geometry._independence import check_rows_are_independent
 
@@ -109,7 +109,7 @@ def ntk(
     >>> ntk(nn.Linear(2, 1), torch.tensor([[1.0, 2.0]])).flatten()
     tensor([6.])
     """
-    network = unwrapped(model)
+    network = unwrap(model)
     require_kind(
         isinstance(network, nn.Module), "ntk", "model", "an nn.Module", network,
         remedy_for(network),
@@ -223,7 +223,7 @@ class _Tangents:
                 piece = total.reshape(-1, k, total.shape[1] // k, k).transpose(1, 2)
                 kernel[rows, columns] = piece
                 if other is None:
-                    kernel[columns, rows] = _mirrored(piece)
+                    kernel[columns, rows] = _mirror(piece)
         return kernel
 
     def products(self, other: Tensor | None, block: int, memory_budget: int) -> Tensor:
@@ -237,9 +237,9 @@ class _Tangents:
             points = (self.x if other is None else other)[start:]
             # Only `lanes` rows of the Jacobian are alive at a time.
             for rows in _blocks(k, lanes):
-                directions = self._pulled(point, basis[rows])
+                directions = self._pull(point, basis[rows])
                 for columns in _blocks(len(points), block):
-                    push = partial(self._pushed, points[columns])
+                    push = partial(self._push, points[columns])
                     piece = vmap(push)(directions).transpose(0, 1)  # (b, rows, k)
                     at = slice(start + columns.start, start + columns.stop)
                     kernel[i, at, rows] = piece
@@ -247,13 +247,13 @@ class _Tangents:
                         kernel[at, i, :, rows] = piece.transpose(1, 2)
         return kernel
 
-    def _pulled(self, point: Tensor, cotangents: Tensor) -> Params:
+    def _pull(self, point: Tensor, cotangents: Tensor) -> Params:
         """Rows of the Jacobian at one point, stacked, for each parameter."""
         function = partial(self.outputs, points=point.unsqueeze(0))
         pullback = vjp(function, self.params)[1]
         return vmap(lambda v: pullback(v.unsqueeze(0))[0])(cotangents)
 
-    def _pushed(self, points: Tensor, direction: Params) -> Tensor:
+    def _push(self, points: Tensor, direction: Params) -> Tensor:
         function = partial(self.outputs, points=points)
         with forward_mode():
             return jvp(function, (self.params,), (direction,))[1]
@@ -263,7 +263,7 @@ def _rows(result: Tensor) -> Tensor:
     return result.unsqueeze(1) if result.ndim == 1 else result.flatten(1)
 
 
-def _mirrored(piece: Tensor) -> Tensor:
+def _mirror(piece: Tensor) -> Tensor:
     """Theta(z, x) from Theta(x, z)."""
     return piece.permute(1, 0, 3, 2)
 

@@ -39,7 +39,9 @@ def effective_rank(jacobian: Tensor) -> Tensor:
     >>> effective_rank(torch.diag(torch.tensor([2.0, 1.0])))
     tensor(1.2500)
     """
-    top = top_singular(unit_scale(wide(_checked("effective_rank", jacobian)), 2))
+    top = top_singular(
+        unit_scale(wide(_floating_matrix("effective_rank", jacobian)), 2)
+    )
     return safe_ratio(top.total, top.energy).to(jacobian.dtype)
 
 
@@ -68,13 +70,13 @@ def participation_rank(jacobian: Tensor) -> Tensor:
     >>> participation_rank(torch.diag(torch.tensor([2.0, 1.0])))
     tensor(1.8000)
     """
-    scaled = unit_scale(wide(_checked("participation_rank", jacobian)), 2)
+    scaled = unit_scale(wide(_floating_matrix("participation_rank", jacobian)), 2)
     values = torch.linalg.svdvals(scaled)
     rank = safe_ratio(values.sum(-1).square(), values.square().sum(-1))
     return rank.to(jacobian.dtype)
 
 
-def _checked(callee: str, jacobian: Tensor) -> Tensor:
+def _floating_matrix(callee: str, jacobian: Tensor) -> Tensor:
     require_kind(
         isinstance(jacobian, Tensor), callee, "jacobian", "a tensor", describe(jacobian)
     )

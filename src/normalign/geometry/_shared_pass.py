@@ -103,7 +103,7 @@ class SharedPass:
                         start, points[i] = shift, shift.detach()
                     else:
                         change = _shift(shift, points, i)
-                        hooks.enter_context(place.location.replaced(change))
+                        hooks.enter_context(place.location.replacing(change))
                 output = model.run(start)
             return output, [points[i] for i in range(len(shifts))]
 

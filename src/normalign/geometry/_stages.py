@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normalign._hooks import hooked
+from normalign._hooks import add_hooks
 from normalign._linear_map import LocalMap
 from normalign._torch_compat import attention_with_derivatives, frozen_randomness
 
@@ -115,7 +115,7 @@ def _visits(
         visit.is_inside = batched and not own
 
     with (
-        hooked(modules.values(), before=note),
+        add_hooks(modules.values(), before=note),
         torch.no_grad(),
         attention_with_derivatives(),
         frozen_randomness(),

@@ -19,7 +19,7 @@ from normalign._hooks import (
     named_modules,
 )
 from normalign._linear_map import TORCH_ONLY, refuse_mixing, remedy_for, rounding
-from normalign._torch_compat import NOT_TORCH, unwrapped
+from normalign._torch_compat import NOT_TORCH, unwrap
 from normalign.regularizers._formulas import (
     LEAST_SQUARE,
     Noise,
@@ -94,7 +94,7 @@ class Call:
     def find_location(self, model: Model) -> bool:
         """Find the place anew if its submodule was replaced; say whether it was."""
         assert self.location is not None
-        module: Any = unwrapped(model)
+        module: Any = unwrap(model)
         for name in self.location.at.name.split("."):
             module = getattr(module, name, None) if name else module
         if module is self.location.module:

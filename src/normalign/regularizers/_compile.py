@@ -85,12 +85,12 @@ class CompiledCall:
         """Make the call eagerly, and see whether the compiled one does the same."""
         draws: list[Tensor] = []
 
-        def noted(like: Tensor) -> Tensor:
+        def note(like: Tensor) -> Tensor:
             draws.append(noise(like))
             return draws[-1]
 
         versions = [buffer._version for buffer in model.buffers()]
-        eager = self._eager(model, x, noted)
+        eager = self._eager(model, x, note)
         reason = _obstacle(model)
         if [buffer._version for buffer in model.buffers()] != versions:
             reason = reason or "its forward pass changes its buffers"
@@ -114,11 +114,11 @@ class CompiledCall:
     ) -> Results:
         parameters = dict(model.named_parameters())
         buffers = dict(model.named_buffers())
-        noise = _stacked(draws, self.form.n_probes)
+        noise = _stack(draws, self.form.n_probes)
         state, location = {**parameters, **buffers}, self._eager.location
-        heard = contextlib.nullcontext() if location is None else location.listening()
+        hooks = contextlib.nullcontext() if location is None else location.keep_hooks()
         # Traced as matrix products, attention has every derivative.
-        with override(**ATTENTION_BY_PRODUCTS), heard:
+        with override(**ATTENTION_BY_PRODUCTS), hooks:
             return self._run(model, state, x, noise, self.form, location)
 
     def _give_up(self, reason: str, *, depth: int) -> None:
@@ -138,7 +138,7 @@ def compiled_function(how: bool | str, callee: str) -> Callable[..., Results]:
         The public function in whose name errors are raised.
     """
     # A code object of its own: torch limits the number of compilations of each.
-    body = types.FunctionType(_penalised.__code__.replace(), globals())
+    body = types.FunctionType(_penalised_module.__code__.replace(), globals())
     options: dict[str, Any] = {}
     if isinstance(how, str):
         options = {"mode" if how in MODES else "backend": how}
@@ -149,7 +149,7 @@ def compiled_function(how: bool | str, callee: str) -> Callable[..., Results]:
         raise ValueError(complaint(callee, "compile", rule, repr(how))) from error
 
 
-def _penalised(
+def _penalised_module(
     module: nn.Module,
     state: dict[str, Tensor],
     x: Tensor,
@@ -166,7 +166,7 @@ def _penalised(
     return local.output, value
 
 
-def _stacked(draws: Sequence[Tensor], n_probes: int) -> Tensor | None:
+def _stack(draws: Sequence[Tensor], n_probes: int) -> Tensor | None:
     """Return the draws as one tensor, (n_probes, n, ...), block after block."""
     if len(draws) == n_probes:
         return torch.stack(list(draws))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from normalign._hooks import At
-from normalign._torch_compat import unwrapped
+from normalign._torch_compat import unwrap
 from normalign.regularizers._call import Call, check_call, normal_noise
 from normalign.regularizers._formulas import PenaltyForm
 
@@ -84,7 +84,7 @@ def output_probes(
     tensor([3., 3.], grad_fn=<...>)
     """
     form = _form("output_probes", "output", n_probes, probe)
-    return _estimated("output_probes", model, x, form, generator)
+    return _estimate("output_probes", model, x, form, generator)
 
 
 def input_probes(
@@ -113,7 +113,7 @@ def input_probes(
     tensor([2., 2.], grad_fn=<...>)
     """
     form = _form("input_probes", "input", n_probes, probe)
-    return _estimated("input_probes", model, x, form, generator)
+    return _estimate("input_probes", model, x, form, generator)
 
 
 def orthogonal_probes(
@@ -143,7 +143,7 @@ def orthogonal_probes(
     tensor([True])
     """
     form = _form("orthogonal_probes", "orthogonal", n_probes, probe)
-    return _estimated("orthogonal_probes", model, x, form, generator)
+    return _estimate("orthogonal_probes", model, x, form, generator)
 
 
 def nuclear_split(
@@ -192,7 +192,7 @@ def nuclear_split(
     tensor([9.], grad_fn=<...>)
     """
     form = _form("nuclear_split", "nuclear", n_probes, probe, at=at)
-    return _estimated("nuclear_split", model, x, form, generator)
+    return _estimate("nuclear_split", model, x, form, generator)
 
 
 def exact_norm(model: Model, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,7 +211,7 @@ def exact_norm(model: Model, x: Tensor) -> tuple[Tensor, Tensor]:
     tensor([6., 6.], grad_fn=<...>)
     """
     form = _form("exact_norm", "exact", 1, "sphere")
-    return _estimated("exact_norm", model, x, form, None)
+    return _estimate("exact_norm", model, x, form, None)
 
 
 def finite_noise(
@@ -244,7 +244,7 @@ def finite_noise(
     tensor([0., 0.], grad_fn=<...>)
     """
     form = _form("finite_noise", "noise", n_probes, "normal", std=std)
-    return _estimated("finite_noise", model, x, form, generator)
+    return _estimate("finite_noise", model, x, form, generator)
 
 
 def augmented_norm(
@@ -281,7 +281,7 @@ def augmented_norm(
     tensor([0., 0.], grad_fn=<...>)
     """
     form = _form("augmented_norm", "output", n_probes, probe, offset=True)
-    return _estimated("augmented_norm", model, x, form, generator)
+    return _estimate("augmented_norm", model, x, form, generator)
 
 
 def _form(
@@ -293,14 +293,14 @@ def _form(
     )
 
 
-def _estimated(
+def _estimate(
     callee: str,
     model: Model,
     x: Tensor,
     form: PenaltyForm,
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor]:
-    model = unwrapped(model, parallel=False)
+    model = unwrap(model, parallel=False)
     check_call(model, x, form, callee)
     call = Call(model, form, callee, trial=False)  # which would be one for each call
     return call(model, x, normal_noise(generator))

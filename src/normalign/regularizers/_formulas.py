@@ -247,7 +247,7 @@ def _square(
     so that its gradient is that of a pull-back. There is no second derivative.
     """
     vector = widen(product) if base is None else widen(base) - widen(product)
-    vector = vector if scale is None else _divided(vector, scale)
+    vector = vector if scale is None else _divide(vector, scale)
     if tangent is None or getattr(local, "push_has_graph", True):
         return energy(vector)
     vector = vector.detach()
@@ -262,7 +262,7 @@ def _largest(value: Tensor) -> Tensor:
     return widen(value.detach()).flatten(1).abs().amax(1)
 
 
-def _divided(value: Tensor, scale: Tensor) -> Tensor:
+def _divide(value: Tensor, scale: Tensor) -> Tensor:
     return widen(value) / scale.reshape(-1, *[1] * (value.ndim - 1))
 
 
@@ -273,7 +273,7 @@ def _near_one(point: Tensor) -> Tensor:
     """
     largest = _largest(point)
     scale = largest.clamp_min(_tiny(largest)).log2().floor().exp2()
-    return _divided(point, scale).to(point.dtype)
+    return _divide(point, scale).to(point.dtype)
 
 
 def widen(value: Tensor) -> Tensor:
@@ -346,13 +346,13 @@ def _input(
     for _ in range(form.n_probes):
         tangent = _probe(noise(local.point), form, local.point)
         if form.estimator == "orthogonal":
-            tangent = _projected(tangent, direction)
+            tangent = _project_off(tangent, direction)
         tangents.append(tangent)
     products = [local.push(tangent) for tangent in tangents]
     return Estimate(products, form.n_probes, tangents)
 
 
-def _projected(tangent: Tensor, direction: Tensor) -> Tensor:
+def _project_off(tangent: Tensor, direction: Tensor) -> Tensor:
     """Take the part along each direction out; along a zero there is none."""
     line = _near_one(direction)
     length = energy(line)

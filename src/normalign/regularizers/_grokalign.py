@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from normalign._errors import require, require_kind
 from normalign._hooks import At
-from normalign._torch_compat import unwrapped
+from normalign._torch_compat import unwrap
 from normalign.regularizers._call import Call, check_call, normal_noise
 from normalign.regularizers._compile import CompiledCall, compiled_function
 from normalign.regularizers._formulas import PenaltyForm, widen
@@ -256,7 +256,7 @@ class GrokAlign:
 
     def _values(self, model: Model, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return outputs and unweighted penalties, by the route that was asked for."""
-        model = unwrapped(model, parallel=False)
+        model = unwrap(model, parallel=False)
         check_call(model, x, self.form, _NAME)
         noise = normal_noise(self.generator)
         if not isinstance(model, nn.Module):

@@ -164,7 +164,7 @@ class EagerPass:
         change = (lambda _: point) if self._inside else None
         entry = self._x.clone() if self._inside else point
         surroundings = _surroundings(self._same_draws)
-        with surroundings, self._replaced(change), self._buffers.again():
+        with surroundings, self._change_location(change), self._buffers.again():
             # Bare: the wrapper's reducer has seen the first pass, once is enough.
             return self._bare(entry)
 
@@ -203,7 +203,7 @@ class EagerPass:
                 self._begin(self._x, layers)
             # The copy: a first layer may work in place.
             entry = (self._x if self._start is None else self._start).clone()
-            with self._replaced(lambda hidden: self._note(hidden, layers)):
+            with self._change_location(lambda hidden: self._note(hidden, layers)):
                 output = self._model(entry)
         check_output(output, self._x, self._callee)
         rule, got = "differentiable in x", "outputs without a graph"
@@ -239,10 +239,10 @@ class EagerPass:
         self._beyond = onward.grad_fn
         return onward
 
-    def _replaced(self, change: Callable[[Tensor], Tensor] | None) -> Any:
+    def _change_location(self, change: Callable[[Tensor], Tensor] | None) -> Any:
         if self._location is None or change is None:
             return contextlib.nullcontext()
-        return self._location.replaced(change)
+        return self._location.replacing(change)
 
 
 class FunctionalPass:
@@ -337,7 +337,7 @@ class FunctionalPass:
 
     def _from_location(self, hidden: Tensor) -> Tensor:
         assert self._location is not None
-        with self._location.replaced(lambda _: hidden):
+        with self._location.replacing(lambda _: hidden):
             return self._whole(self._x)
 
 
@@ -409,13 +409,15 @@ class _Buffers:
     def __init__(self, model: Callable[..., Any]) -> None:
         modules = list(model.modules()) if isinstance(model, nn.Module) else []
         self._modules = modules
-        self._before = _cloned([dict(module._buffers) for module in modules])
+        self._before = _clone_buffers([dict(module._buffers) for module in modules])
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
         """Let a pass inside read and change copies; what the module holds is kept."""
         now = [dict(module._buffers) for module in self._modules]
-        for module, copies in zip(self._modules, _cloned(self._before), strict=True):
+        for module, copies in zip(
+            self._modules, _clone_buffers(self._before), strict=True
+        ):
             module._buffers.update(copies)
         try:
             yield
@@ -428,7 +430,7 @@ class _Buffers:
 Held = dict[str, Tensor | None]
 
 
-def _cloned(tables: list[Held]) -> list[Held]:
+def _clone_buffers(tables: list[Held]) -> list[Held]:
     """Return copies of buffers; one that two modules share stays one."""
     copies: dict[int, Tensor] = {}
     found: list[Held] = []

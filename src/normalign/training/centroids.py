@@ -152,7 +152,7 @@ def _tail(run: Callable[..., Tensor], location: Location) -> Callable[..., Tenso
     """Return one network's outputs as a function of what it has at a location."""
 
     def tail(values: list[Tensor], x: Tensor, hidden: Tensor) -> Tensor:
-        with location.replaced(lambda _: hidden):
+        with location.replacing(lambda _: hidden):
             return run(values, x)
 
     return tail

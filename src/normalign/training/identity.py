@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from normalign._errors import complaint
-from normalign._torch_compat import unwrapped
+from normalign._torch_compat import unwrap
 from normalign.training.checkpoint import CheckpointRefused, fingerprint
 
 __all__ = [
@@ -109,7 +109,7 @@ def _refusal(callee: str, argument: str) -> Iterator[None]:
 def identify_structure(callee: str, argument: str, network: nn.Module) -> str:
     """Return a hash of a network apart from its numbers; see :func:`identify`."""
     with _refusal(callee, argument):
-        return fingerprint({"content": _structure(unwrapped(network), ())})
+        return fingerprint({"content": _structure(unwrap(network), ())})
 
 
 def identify_run(callee: str, ingredients: Mapping[str, Any]) -> dict[str, str]:
@@ -170,9 +170,9 @@ def _content(value: Any, above: tuple[int, ...]) -> Any:
     if type(value) is dict:
         return ["dict", *_items(value, above)]
     if isinstance(value, nn.Module):
-        return _module(unwrapped(value), above)  # a compiled one computes the same
+        return _module(unwrap(value), above)  # a compiled one computes the same
     if isinstance(value, FunctionType):
-        return _function(unwrapped(value))
+        return _function(unwrap(value))
     if isinstance(value, type):
         return _class(value)
     if isinstance(value, ModuleType):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normalign._errors import require, require_kind
-from normalign._torch_compat import unwrapped
+from normalign._torch_compat import unwrap
 from normalign.regularizers import PenaltyForm
 from normalign.regularizers._call import check_call
 from normalign.training.ensemble import Ensemble, Member
@@ -355,7 +355,7 @@ def _chance(classes: Tensor | None) -> float | None:
 def _checked_copy(model: Any, x: Any, y: Any, form: PenaltyForm) -> nn.Module:
     """Return a copy of the model, if it can be penalised on x and y fits to x."""
     require_kind(isinstance(model, nn.Module), _NAME, "model", "a module", model)
-    network = copy.deepcopy(unwrapped(model, parallel=False))
+    network = copy.deepcopy(unwrap(model, parallel=False))
     assert isinstance(network, nn.Module)
     with torch.enable_grad():
         check_call(network, x, form, _NAME)

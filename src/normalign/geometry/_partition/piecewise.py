@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normalign._errors import complaint, require, require_kind
-from normalign._torch_compat import unwrapped
+from normalign._torch_compat import unwrap
 from normalign.geometry._partition.steps import (
     Affine,
     Kinked,
@@ -88,7 +88,7 @@ def piecewise_affine(
     >>> [type(step).__name__ for step in steps]
     ['Affine', 'Kinked']
     """
-    model = unwrapped(model)
+    model = unwrap(model)
     require_kind(
         isinstance(model, nn.Module),
         "partition",
@@ -160,7 +160,7 @@ class _Reader:
 
     def read(self, module: nn.Module, path: str, source: int) -> int:
         """Append the steps of a module; return the register of its result."""
-        module, source = unwrapped(module), self.current(source)
+        module, source = unwrap(module), self.current(source)
         self._require_evaluation(module, path)
         if _is(module, (nn.Identity, *_DROPOUT)):
             return source

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normalign._errors import require, require_kind
-from normalign._torch_compat import unwrapped
+from normalign._torch_compat import unwrap
 from normalign.geometry._partition.cuts import upper_envelopes
 from normalign.geometry._partition.piecewise import piecewise_affine
 from normalign.geometry._partition.polygons import Polygons, locator
@@ -356,7 +356,7 @@ def _require_agreement(model: nn.Module, found: Partition) -> None:
     first = next((p for p in model.parameters() if p.is_floating_point()), None)
     inputs = found.slice_.embed(points.to(found.slice_.origin.device))
     inputs = inputs if first is None else inputs.to(first)
-    outputs = unwrapped(model)(inputs).flatten(1).to(found.offset)
+    outputs = unwrap(model)(inputs).flatten(1).to(found.offset)
     expected = (found.slope[largest] @ points[..., None])[..., 0] + found.offset[
         largest
     ]
