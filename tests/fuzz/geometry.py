@@ -28,7 +28,7 @@ import normalign as na
 from normalign.geometry import ntk
 from normalign.robustness import pgd
 from tests.cases import Attention, Recurrent, TokenModel
-from tests.test_torch_flags import flags
+from tests.test_torch_compat import flags
 
 SMOOTH = ("tanh", "gelu", "silu", "softplus", "sigmoid", "elu")
 ACTIVATIONS = {

@@ -5,10 +5,9 @@ import torch
 from torch import nn
 
 from normalign import local_geometry
+from normalign._linear_map import LinearMap, LocalMap
 from normalign.geometry import MatrixFreeOptions
-from normalign.geometry.linearize import Compressed, Linearization
-from normalign.geometry.local_map import LocalMap
-from normalign.geometry.matrix_free import leading_space, squared_norm
+from normalign.geometry._matrix_free import Compressed, leading_space, squared_norm
 
 
 def decaying(k=600, d=500, power=1.0, seed=0):
@@ -68,7 +67,7 @@ def test_the_estimate_of_the_norm_is_unbiased():
     generator = torch.Generator().manual_seed(3)
     options = MatrixFreeOptions(rtol=0.1, max_rank=8)
     with torch.no_grad():
-        linear = Compressed(Linearization(LocalMap(model).on(x)), None)
+        linear = Compressed(LinearMap(*LocalMap(model).on(x)), None)
         jx = linear.push(x.unsqueeze(0))[0]
         space = leading_space(linear, jx, options, generator)
         total, error = squared_norm(linear, space, options, generator)  # not None

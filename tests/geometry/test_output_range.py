@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from normalign import local_affine, local_geometry
-from normalign.geometry.local_map import LocalMap
-from normalign.geometry.output_range import range_basis
+from normalign._linear_map import LocalMap
+from normalign.geometry._exact import range_basis
 from tests.oracles import jacobian_by_loop, measures_by_svd
 
 

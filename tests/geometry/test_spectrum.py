@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 
 from normalign import normal_alignment
-from normalign.geometry.spectrum import top_singular
+from normalign.geometry._spectrum import top_singular
 from tests.strategies import jacobians
 
 

@@ -9,7 +9,7 @@ from torch.func import functional_call, jvp
 from torch.nn.functional import cross_entropy, mse_loss, one_hot
 
 from normalign.geometry import local_affine, power_diagram
-from normalign.geometry.tangent_kernel import ntk
+from normalign.geometry._ntk import ntk
 from normalign.theory import (
     centroid_acceleration,
     centroid_velocity,

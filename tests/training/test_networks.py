@@ -316,7 +316,7 @@ def test_output_and_derivatives_are_those_of_every_network(name):
     step = 0.1 * tangent
     moved = [call(model, parameters, i, (x.flatten(0, 1) + step).view(x.shape)[i])
              for i in range(3)]  # fmt: skip
-    torch.testing.assert_close(local.moved(step), torch.cat(moved))
+    torch.testing.assert_close(local.output_after(step), torch.cat(moved))
 
 
 @pytest.mark.parametrize(
@@ -442,7 +442,7 @@ class Naive:
     def push(self, tangent):
         return torch.einsum("nkd,nd->nk", self.jacobian(), tangent)
 
-    def moved(self, step):
+    def output_after(self, step):
         return self.at(self.x + step.view(self.x.shape))
 
 
@@ -458,7 +458,7 @@ def number(local, seed: int) -> torch.Tensor:
         total = total + local.pull(draw(local.output)).square().sum().sqrt()
         pushed = local.push(draw(local.point))
         total = total + (pushed * local.output).sum()
-    return total + local.moved(0.1 * draw(local.point)).square().sum()
+    return total + local.output_after(0.1 * draw(local.point)).square().sum()
 
 
 # Few samples: their products are joined; many: they are added up.

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from normalign._errors import complaint
 from normalign.cli.output import note
 from normalign.geometry import LayerProfile, MatrixFreeOptions, ProfileRun
-from normalign.geometry.profile_run import INPUT
-from normalign.geometry.report import GeometryPlan
+from normalign.geometry._layer_profile import INPUT
+from normalign.geometry._local_geometry import GeometryPlan
 
 __all__ = ["Measurement"]
 

@@ -22,7 +22,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from normalign._torch_flags import override
+from normalign._torch_compat import override
 from normalign.kernels.cuda import HALVES, kernels_for
 
 __all__ = [

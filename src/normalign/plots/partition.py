@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normalign._errors import require, require_kind
-from normalign.geometry.tiling import Partition, Slice, partition
+from normalign.geometry._partition import Partition, Slice, partition
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,6 +1,7 @@
 """Penalties that pull a network towards normal alignment."""
 
-from normalign.regularizers.estimators import (
+from normalign.regularizers._call import penalised
+from normalign.regularizers._estimators import (
     augmented_norm,
     exact_norm,
     finite_noise,
@@ -9,9 +10,8 @@ from normalign.regularizers.estimators import (
     orthogonal_probes,
     output_probes,
 )
-from normalign.regularizers.forms import PenaltyForm
-from normalign.regularizers.functional import penalised
-from normalign.regularizers.grokalign import GrokAlign
+from normalign.regularizers._formulas import PenaltyForm
+from normalign.regularizers._grokalign import GrokAlign
 
 __all__ = [
     "GrokAlign",

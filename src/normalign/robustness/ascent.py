@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from normalign._errors import as_float, require, require_kind
-from normalign.geometry.chunks import ChunkSize
-from normalign.geometry.local_map import LocalMap
+from normalign._linear_map import ChunkSize, LocalMap
 from normalign.robustness.attack import Attack
 from normalign.robustness.balls import NORMS, Ball, Bound, direction, unit_offsets
 from normalign.robustness.losses import Aim, Loss, check_loss

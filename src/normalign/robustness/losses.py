@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot, softplus
 
 from normalign._errors import describe, require
-from normalign.geometry.margin import check_labels
+from normalign.geometry._margin import check_labels
 
 __all__ = ["LOSSES", "Aim", "Loss", "aim_at", "check_loss"]
 

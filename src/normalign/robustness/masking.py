@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from normalign._errors import module_of_extra, require, require_kind
-from normalign.geometry.chunks import ChunkSize
-from normalign.geometry.local_map import LocalMap
+from normalign._linear_map import ChunkSize, LocalMap
 from normalign.robustness.ascent import (
     checked_generator,
     checked_radii,

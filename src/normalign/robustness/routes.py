@@ -11,16 +11,21 @@ import torch
 from torch import Tensor
 
 from normalign._errors import complaint, describe, require, require_kind
-from normalign.geometry.chunks import ChunkPlan, ChunkSize, plan_chunks
-from normalign.geometry.jacobian import check_batch
-from normalign.geometry.linearize import Linearization
-from normalign.geometry.local_map import LocalMap
-from normalign.geometry.margin import as_labels
-from normalign.geometry.quirks import (
+from normalign._linear_map import (
+    AutogradMap,
+    ChunkPlan,
+    ChunkSize,
+    LinearMap,
+    LocalMap,
+    plan_chunks,
+)
+from normalign._torch_compat import (
     frozen_randomness,
     has_recurrence,
     recurrence_with_derivatives,
 )
+from normalign.geometry._jacobian import check_batch
+from normalign.geometry._margin import as_labels
 
 __all__ = ["Autograd", "ClosedForm", "Cotangent", "Route", "has_closed_form"]
 
@@ -70,7 +75,7 @@ class Autograd:
         return x, as_labels(self._map.callee, y)
 
     def plan(self, x: Tensor, chunk_size: ChunkSize) -> ChunkPlan:
-        """Return how many rows go through at once; see :mod:`geometry.chunks`."""
+        """Return how many rows go through at once; see :func:`plan_chunks`."""
         kept = 8 * x[:1].numel() * x.element_size()
         return plan_chunks(
             self._map, x, chunk_size=chunk_size, memory_budget=None, n_vectors=1,
@@ -79,7 +84,7 @@ class Autograd:
 
     def outputs(self, x: Tensor) -> Tensor:
         """Return the outputs, (n, k)."""
-        with self._quietly():
+        with self._same_pass():
             return self._map.on(x).function(x).detach()
 
     def pull_back(self, x: Tensor, cotangent: Cotangent) -> tuple[Tensor, Tensor]:
@@ -89,36 +94,35 @@ class Autograd:
         except RuntimeError as error:
             if "inference tensor" not in str(error).lower():
                 raise
-            linear = Linearization(self._map.on(x), vmappable=self._map.vmappable)
+            linear = LinearMap(*self._map.on(x), vmappable=self._map.vmappable)
             outputs = linear.output.detach()
             gradient = linear.pull(cotangent(outputs, slice(0, len(x)))[None])[0]
             return outputs, gradient.detach().view_as(x)
 
     def _reverse(self, x: Tensor, cotangent: Cotangent) -> tuple[Tensor, Tensor]:
-        leaf = x.detach().clone().requires_grad_()
-        with self._quietly():
-            with torch.enable_grad():
-                outputs = self._map.on(leaf).function(leaf)
-            gradient = None
-            if outputs.requires_grad:
-                slope = cotangent(outputs.detach(), slice(0, len(x)))
-                (gradient,) = torch.autograd.grad(
-                    outputs, leaf, slope, allow_unused=True
-                )
-        if gradient is None:
-            raise ValueError(
-                complaint(
-                    self._map.callee,
-                    "model",
-                    "differentiable in its input",
-                    "one whose outputs autograd does not connect with x",
-                    "Remove no_grad() and detach() from its forward pass.",
-                )
+        with self._same_pass():
+            function, point = self._map.on(x)
+            recorded = AutogradMap.record(
+                function, point, unconnected=self._unconnected
             )
-        return outputs.detach(), gradient
+            outputs = recorded.output.detach()
+            slope = cotangent(outputs, slice(0, len(x)))
+            (gradient,) = recorded.pull_all(slope, create_graph=False, again=False)
+        return outputs, gradient
+
+    def _unconnected(self) -> ValueError:
+        return ValueError(
+            complaint(
+                self._map.callee,
+                "model",
+                "differentiable in its input",
+                "one whose outputs autograd does not connect with x",
+                "Remove no_grad() and detach() from its forward pass.",
+            )
+        )
 
     @contextlib.contextmanager
-    def _quietly(self) -> Iterator[None]:
+    def _same_pass(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             if self._map.random:  # the same sub-network in every pass
                 stack.enter_context(frozen_randomness())

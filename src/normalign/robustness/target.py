@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from normalign._errors import require, require_kind
-from normalign.geometry.chunks import ChunkPlan, ChunkSize
-from normalign.geometry.local_map import LocalMap
-from normalign.geometry.quirks import frozen_randomness, remedy_for
+from normalign._linear_map import ChunkPlan, ChunkSize, LocalMap, remedy_for
+from normalign._torch_compat import frozen_randomness
 from normalign.robustness.losses import Aim, Loss, aim_at
 from normalign.robustness.routes import Autograd, ClosedForm, Route, has_closed_form
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from normalign._errors import require
-from normalign.geometry.quirks import outside_inference_mode
+from normalign._torch_compat import outside_inference_mode
 
 __all__ = ["ball_minimizer"]
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from normalign._errors import require, require_kind
-from normalign.geometry.diagram import PowerDiagram, power_diagram
-from normalign.geometry.jacobian import local_affine
+from normalign.geometry._jacobian import local_affine
+from normalign.geometry._power_diagram import PowerDiagram, power_diagram
 
 __all__ = ["laguerre_distance", "layer_power_diagram", "network_power_diagrams"]
 

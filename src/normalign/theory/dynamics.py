@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import jvp
 
 from normalign._errors import require
-from normalign.geometry.quirks import forward_mode, outside_inference_mode
+from normalign._torch_compat import forward_mode, outside_inference_mode
 
 __all__ = [
     "CentroidAcceleration",

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from normalign._errors import complaint, describe, missing_extra, require, require_kind
-from normalign.geometry.quirks import unwrapped
+from normalign._torch_compat import unwrap
 
 __all__ = [
     "Checkpoint",
@@ -473,7 +473,7 @@ def identify_structure(callee: str, argument: str, network: nn.Module) -> str:
     """Return a hash of a network without its parameters and buffers."""
     reader = _Reader()
     with _unidentified_as_type_error(callee, argument):
-        return reader.fingerprint(reader.structure(unwrapped(network)))
+        return reader.fingerprint(reader.structure(unwrap(network)))
 
 
 def identify_run(callee: str, ingredients: Mapping[str, Any]) -> dict[str, str]:
@@ -567,9 +567,9 @@ class _Reader:
             return ["dict", *self._items(value, above)]
         if isinstance(value, nn.Module):
             # a compiled one computes the same
-            return self._module(unwrapped(value), above)
+            return self._module(unwrap(value), above)
         if isinstance(value, FunctionType | type):
-            return self._named(unwrapped(value))
+            return self._named(unwrap(value))
         if isinstance(value, MethodType):  # perhaps of a function that no class has
             parts = value.__self__, value.__func__
             return ["method", *(self.content(part, above) for part in parts)]

@@ -10,18 +10,17 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from normalign._errors import describe, require, require_kind
-from normalign.geometry.alignment import (
+from normalign._hooks import At, Location, location_in
+from normalign._torch_compat import attention_with_derivatives
+from normalign.geometry._alignment import (
     alignment_ratio,
     centroid_alignment,
     safe_ratio,
     unit_scale,
 )
-from normalign.geometry.exact import summing_dtype
-from normalign.geometry.local_map import At
-from normalign.geometry.margin import check_labels, local_robustness
-from normalign.geometry.quirks import attention_with_derivatives
-from normalign.geometry.spectrum import top_singular
-from normalign.regularizers.places import Place, place_in
+from normalign.geometry._exact import summing_dtype
+from normalign.geometry._margin import check_labels, local_robustness
+from normalign.geometry._spectrum import top_singular
 from normalign.training._stack import Measure, Stack
 
 __all__ = ["stacked_centroid_alignment", "stacked_geometry"]
@@ -337,9 +336,9 @@ def _pull_back(
         if at is None:
             tail, start = run, x
         else:
-            place = place_in(network, at, _CENTROIDS)
-            start = vmap(_head(run, place))(parameters, x)
-            tail = _tail(run, place)
+            location = location_in(network, at, _CENTROIDS)
+            start = vmap(_head(run, location))(parameters, x)
+            tail = _tail(run, location)
         with torch.enable_grad():
             start = start.detach().requires_grad_()
             arguments = (start,) if at is None else (x, start)
@@ -355,28 +354,16 @@ def _pull_back(
     return start.detach(), pulled
 
 
-def _head(run: Callable[..., Tensor], place: Place) -> Callable[..., Tensor]:
-    """Return what one network has at a place."""
-
-    def head(values: list[Tensor], x: Tensor) -> Tensor:
-        seen: list[Tensor] = []
-
-        def look(hidden: Tensor) -> Tensor:
-            seen.append(hidden)
-            return hidden
-
-        with place.replaced(look):
-            run(values, x)
-        return seen[0]
-
-    return head
+def _head(run: Callable[..., Tensor], location: Location) -> Callable[..., Tensor]:
+    """Return what one network has at a location."""
+    return lambda values, x: location.read(lambda: run(values, x))
 
 
-def _tail(run: Callable[..., Tensor], place: Place) -> Callable[..., Tensor]:
-    """Return one network's outputs as a function of what it has at a place."""
+def _tail(run: Callable[..., Tensor], location: Location) -> Callable[..., Tensor]:
+    """Return one network's outputs as a function of what it has at a location."""
 
     def tail(values: list[Tensor], x: Tensor, hidden: Tensor) -> Tensor:
-        with place.replaced(lambda _: hidden):
+        with location.replacing(lambda _: hidden):
             return run(values, x)
 
     return tail

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
 from normalign._errors import require_kind
-from normalign.geometry.quirks import attention_with_derivatives
+from normalign._hooks import location_in, middle_of
+from normalign._torch_compat import attention_with_derivatives
 from normalign.nn import Quadratic
 from normalign.regularizers import PenaltyForm
-from normalign.regularizers.formulas import penalty
-from normalign.regularizers.functional import penalised
-from normalign.regularizers.places import middle_of, place_in
+from normalign.regularizers._call import penalised
+from normalign.regularizers._formulas import penalty
 from normalign.training._targets import StackedLoss
 from normalign.training._validation import check_alike, check_pure, check_trainable
 
@@ -130,16 +130,11 @@ class Networks(ABC):
         if not cut and (form.at is None or form.estimator in ("output", "exact")):
             return form.noise_shape(x, (len(x), k))
         at = form.at or middle_of(self.network, "Ensemble")
-        seen: list[torch.Size] = []
-
-        def look(hidden: Tensor) -> Tensor:
-            seen.append(hidden.shape)
-            return hidden
-
-        with torch.no_grad(), place_in(self.network, at, "Ensemble").replaced(look):
-            device = next(self.network.parameters()).device
-            self.network(x[:1].to(device))
-        hidden = (len(x), *seen[0][1:])
+        location = location_in(self.network, at, "Ensemble")
+        device = next(self.network.parameters()).device
+        with torch.no_grad():
+            found = location.read(lambda: self.network(x[:1].to(device)))
+        hidden = (len(x), *found.shape[1:])
         return form.noise_shape(x, (len(x), k), hidden_shape=hidden)
 
     @abstractmethod
@@ -542,7 +537,7 @@ class RecordedPass(ChainPass):
         self._pushes: list[Sweep] = []
         self._moves: list[RecordedPass] = []
 
-    def moved(self, step: Tensor) -> Tensor:
+    def output_after(self, step: Tensor) -> Tensor:
         """Return the outputs at the inputs plus a step, (s * n, k)."""
         x = self._x + step.reshape(self._x.shape)
         self._moves.append(RecordedPass(self._chain, self._parameters, x))

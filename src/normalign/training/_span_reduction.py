@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normalign._errors import complaint, describe, require, require_kind
-from normalign.geometry.quirks import frozen_randomness
+from normalign._torch_compat import frozen_randomness
 
 __all__ = ["SpanReduction", "span_reduction"]
 

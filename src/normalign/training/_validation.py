@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from normalign._errors import describe, require, require_kind
-from normalign.geometry.quirks import (
+from normalign._linear_map import rounding
+from normalign._torch_compat import (
     attention_with_derivatives,
     frozen_randomness,
     has_recurrence,
-    rounding,
 )
 
 if TYPE_CHECKING:

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normalign._errors import module_of_extra, require, require_kind
+from normalign._torch_compat import unwrap
 from normalign.regularizers import GrokAlign, PenaltyForm
-from normalign.regularizers.calls import check_call, eager_model
+from normalign.regularizers._call import check_call
 from normalign.training._scheduler import Group, Interrupts, Record
 from normalign.training._targets import class_encoding
 from normalign.training._validation import check_calls
@@ -368,7 +369,7 @@ def _chance(classes: Tensor | None) -> float | None:
 def _checked_copy(model: Any, x: Any, y: Any, form: PenaltyForm) -> nn.Module:
     """Return a copy of the model, if it can be penalised on x and y fits to x."""
     require_kind(isinstance(model, nn.Module), _NAME, "model", "a module", model)
-    network = copy.deepcopy(eager_model(model))
+    network = copy.deepcopy(unwrap(model, parallel=False))
     assert isinstance(network, nn.Module)
     with torch.enable_grad():
         check_call(network, x, form, _NAME)

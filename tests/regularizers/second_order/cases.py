@@ -13,7 +13,7 @@ from torch.func import jacrev
 from torch.utils.checkpoint import checkpoint
 
 from normalign.nn import resnet18
-from normalign.regularizers.second_order import lean_operations
+from normalign.regularizers._second_order import lean_operations
 
 # Both routes add up the same products in another order: a few hundred of them, of
 # order one, in float64.

@@ -1,6 +1,6 @@
 import pytest
 
-from normalign.regularizers.second_order import mode
+from normalign.regularizers._second_order import mode
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp
 from torch.nn.utils.parametrizations import weight_norm
 
-from normalign.regularizers.second_order import lean_operations
+from normalign.regularizers._second_order import lean_operations
 from tests.regularizers.second_order.cases import (
     CLOSE,
     MODELS,

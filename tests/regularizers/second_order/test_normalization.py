@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from normalign.regularizers.second_order import lean_operations
+from normalign.regularizers._second_order import lean_operations
 from tests.regularizers.second_order.cases import (
     CLOSE,
     Decomposed,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from normalign.regularizers.second_order import lean_operations
+from normalign.regularizers._second_order import lean_operations
 from tests.regularizers.second_order.cases import (
     CLOSE,
     MODELS,
