@@ -159,9 +159,9 @@ class DirectSolution:
 
     def next_metric(self, weights: Tensor | None) -> Tensor | None:
         """From the slopes, if they were kept."""
-        if self.triangle.slopes is None:
-            return None
         kernel, metric = self._system.kernel, self._system.metric
+        if self.triangle.slopes is None or not isinstance(kernel, Radial):
+            return None
         points = apply_full(self._system.points, kernel, metric)
         diagonal = metric is not None and metric.ndim == 1
         gradients = gradients_of_slopes(
