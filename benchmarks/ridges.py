@@ -21,7 +21,7 @@ import torch
 from normalign.kernels import Laplace, Solver, kernel_matrix
 from normalign.kernels.solve import solve
 from normalign.kernels.system import System
-from normalign_reproduction.store import commit
+from normalign_reproduction.provenance import commit
 
 
 def best(work: Callable[[], object], rounds: int) -> float:

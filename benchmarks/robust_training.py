@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from normalign.nn import WideResNet
 from normalign.training.robust import Recipe, RobustTrainer
-from normalign_reproduction.store import commit
+from normalign_reproduction.provenance import commit
 
 
 def seeded(seed: int) -> torch.Generator:

@@ -13,30 +13,32 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from normalign_reproduction.evidence.alpha_choice import validated_rows
-from normalign_reproduction.evidence.alpha_frontier import frontier_rows
-from normalign_reproduction.evidence.alpha_path import path_rows
-from normalign_reproduction.evidence.paired import student_p
-from normalign_reproduction.evidence.tabarena import (
+from normalign_reproduction.items.alpha_path.rows import (
+    frontier_rows,
+    path_rows,
+    validated_rows,
+)
+from normalign_reproduction.items.tabarena.rows import (
     PUBLISHED_COUNTS,
     PUBLISHED_MEAN,
     RFM,
-    published_tasks,
-)
-from normalign_reproduction.evidence.tabarena_rows import (
     breakdown_rows,
+    published_tasks,
     reference_rows,
     summary_rows,
     task_rows,
 )
-from normalign_reproduction.evidence.tabular import METRICS, changes, defined
-from normalign_reproduction.evidence.tabular_rows import (
+from normalign_reproduction.items.tabarena.tasks import LACKING, TASKS
+from normalign_reproduction.items.table2.rows import (
+    METRICS,
     change_rows,
+    changes,
+    defined,
     leak_rows,
     mean_rows,
 )
-from normalign_reproduction.experiments.tabarena_tasks import LACKING, TASKS
 from normalign_reproduction.spec import Records
+from normalign_reproduction.statistics import student_p
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests run this file from afar
 from paper_tables import full, made

@@ -51,7 +51,7 @@ class Run:
     Parameters
     ----------
     experiment : str
-        The module of :mod:`normalign_reproduction.experiments` that computes it.
+        The name of the experiment that computes it.
     version : int
         Of that experiment; raised when the same settings give other numbers.
     size, preset : str
@@ -286,7 +286,7 @@ class Item:
     shows : str
         What the paper shows by it, in a sentence.
     experiment : str
-        The module of :mod:`normalign_reproduction.experiments` that computes its runs.
+        The name of the experiment that computes its runs.
     variants : sequence of mapping
         See :func:`crossed`.
     settings : mapping of preset to mapping

@@ -3,8 +3,7 @@
 import math
 import random
 
-from normalign_reproduction.reporting.panels import Panel, Panels, PointsPanel
-from normalign_reproduction.results import Store
+from normalign_reproduction.report.panels import Panel, Panels, PointsPanel
 from normalign_reproduction.spec import (
     Claim,
     Column,
@@ -15,7 +14,8 @@ from normalign_reproduction.spec import (
     Verdict,
     crossed,
 )  # fmt: skip
-from normalign_reproduction.summaries import final, grouped, interval, mean
+from normalign_reproduction.statistics import final, grouped, interval, mean
+from normalign_reproduction.store import Store
 
 EPOCHS = [0, *sorted({round(10 ** (i / 14)) for i in range(57)})]
 MADE = {

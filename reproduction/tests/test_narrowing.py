@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normalign_reproduction.narrowing import Condition, narrowed
+from normalign_reproduction.catalogue import Condition, narrowed
 from normalign_reproduction.spec import Item, Size, crossed
 
 ITEM = Item(

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normalign_reproduction.packing import _turned, packed_archive, unpacked_archive
 from normalign_reproduction.spec import Record, Run
+from normalign_reproduction.store import _turned, packed_archive, unpacked_archive
 
 SIMPLE = st.none() | st.booleans() | st.integers() | st.text(max_size=3)
 JSON = st.recursive(

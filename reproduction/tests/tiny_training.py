@@ -10,7 +10,7 @@ import torch
 from normalign.data import xor_clusters
 from normalign.nn import mlp
 from normalign.training import Ensemble, Member, rules
-from normalign_reproduction.experiments.together import trained_together
+from normalign_reproduction.training import trained_together
 
 NAME = "tests.tiny_training"
 

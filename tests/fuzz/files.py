@@ -36,13 +36,12 @@ from normalign.training.checkpoint import read_checkpoint, write_checkpoint
 from normalign.training.robust import Recipe, RobustTrainer
 from normalign.training.rules import SGD
 from normalign_reproduction.commands.unchanged import recalled, remembered
-from normalign_reproduction.context import Context
-from normalign_reproduction.experiments.kept import Kept
-from normalign_reproduction.reporting.kept_files import write_anew
-from normalign_reproduction.results import Store, read_archive, write_archive
-from normalign_reproduction.running.plan import Batch, opened, remember
-from normalign_reproduction.running.workers import Notes, notes_of
+from normalign_reproduction.context import Context, Kept
+from normalign_reproduction.plan import Batch, opened, remember
+from normalign_reproduction.report.files import write_anew
 from normalign_reproduction.spec import Record, Run
+from normalign_reproduction.store import Store, read_archive, write_archive
+from normalign_reproduction.worker import Notes, notes_of
 
 MISSING = "missing"
 

@@ -28,12 +28,11 @@ from normalign.training.checkpoint import CheckpointRefused
 from normalign.training.robust import Recipe, RobustTrainer
 from normalign.training.rules import SGD, AdamW, Grokfast, OrthoGrad
 from normalign.training.stack_geometry import stacked_geometry
-from normalign_reproduction.context import Context
-from normalign_reproduction.experiments.kept import Kept
+from normalign_reproduction.context import Context, Kept
 from normalign_reproduction.files import read_checked, write_checked
-from normalign_reproduction.results import Store
-from normalign_reproduction.running.plan import Batch
+from normalign_reproduction.plan import Batch
 from normalign_reproduction.spec import Run
+from normalign_reproduction.store import Store
 
 K = 3  # classes
 

@@ -9,8 +9,8 @@ from normalign.cli import note
 from normalign_reproduction._errors import require
 
 if TYPE_CHECKING:
-    from normalign_reproduction.results import Store
-    from normalign_reproduction.running.plan import Part, Plan
+    from normalign_reproduction.plan import Part, Plan
+    from normalign_reproduction.store import Store
 
 __all__ = ["check", "write"]
 
@@ -23,7 +23,7 @@ def check(plan: Plan, folder: Path, *, callee: str) -> None:
     ValueError
         If runs would be lost, or an archive there is damaged.
     """
-    from normalign_reproduction.results import read_archive
+    from normalign_reproduction.store import read_archive
 
     for part in plan.parts:
         path = _path(part, folder)
@@ -41,7 +41,7 @@ def check(plan: Plan, folder: Path, *, callee: str) -> None:
 
 def write(plan: Plan, store: Store, folder: Path) -> None:
     """Write the archives of what was planned, and note where they are."""
-    from normalign_reproduction.results import write_archive
+    from normalign_reproduction.store import write_archive
 
     for part in plan.parts:
         run = part.runs[0]

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from normalign.cli import note, say
 from normalign_reproduction._errors import require
-from normalign_reproduction.commands import stored
+from normalign_reproduction.commands import options as stored
 from normalign_reproduction.commands.show import add_digits, found
 
 if TYPE_CHECKING:
-    from normalign_reproduction.reporting.outcomes import Outcome
+    from normalign_reproduction.report.outcome import Outcome
 
 __all__ = ["add_to", "run"]
 
@@ -60,8 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _rendered(outcome: Outcome, form: str) -> str:
-    from normalign_reproduction.reporting.rendering import render
-    from normalign_reproduction.reporting.verdict_tables import verdict_tables
+    from normalign_reproduction.report.outcome import verdict_tables
+    from normalign_reproduction.report.tables import render
 
     return "\n".join(
         render(table, outcome.records, form=form, about=outcome.about)
@@ -74,7 +74,7 @@ def _csv(outcomes: Sequence[Outcome]) -> str:
     import csv
     import io
 
-    from normalign_reproduction.reporting.verdict_tables import COLUMNS, verdict_rows
+    from normalign_reproduction.report.outcome import COLUMNS, verdict_rows
 
     file = io.StringIO()
     writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")

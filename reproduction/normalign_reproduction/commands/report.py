@@ -7,7 +7,7 @@ import shlex
 from typing import Any
 
 from normalign.cli import say
-from normalign_reproduction.commands import stored
+from normalign_reproduction.commands import options as stored
 from normalign_reproduction.commands.show import add_digits
 
 __all__ = ["add_to", "run"]
@@ -31,7 +31,7 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the report and print where it is."""
     stored.checked(arguments, _CALLEE)
-    from normalign_reproduction.reporting.report import write_report
+    from normalign_reproduction.report.files import write_report
 
     path = write_report(
         arguments.out, items=stored.chosen(arguments), size=stored.size_of(arguments),

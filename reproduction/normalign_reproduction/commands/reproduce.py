@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from normalign.cli import note, say, table
 from normalign_reproduction._errors import complaint, require
-from normalign_reproduction.commands import archiving, stored
+from normalign_reproduction.commands import archiving
+from normalign_reproduction.commands import options as stored
 from normalign_reproduction.commands.unchanged import fingerprint, recalled, remembered
 
 if TYPE_CHECKING:
-    from normalign_reproduction.results import Store
-    from normalign_reproduction.running.plan import Plan
-    from normalign_reproduction.running.runner import Performance
-    from normalign_reproduction.running.workers import Ended
+    from normalign_reproduction.plan import Plan
+    from normalign_reproduction.runner import Performance
     from normalign_reproduction.spec import Item
+    from normalign_reproduction.store import Store
+    from normalign_reproduction.worker import Ended
 
 __all__ = ["add_to", "run"]
 
@@ -101,9 +102,9 @@ def _reproduced(
     arguments: argparse.Namespace, jobs: int | None, memory: Path | None, words: Any
 ) -> int:
     before: list[tuple[str, list[Path]]] = [(fingerprint(words, []), [])]  # the code
-    from normalign_reproduction.experiments.digits import digits_source
-    from normalign_reproduction.running.plan import planned
-    from normalign_reproduction.running.pools import jobs_for
+    from normalign_reproduction.data.digits import digits_source
+    from normalign_reproduction.plan import planned
+    from normalign_reproduction.runner import jobs_for
 
     given = _given(arguments)
     before.append((fingerprint(words, given), given))
@@ -154,9 +155,9 @@ def _performed(
     jobs: int,
     threads: int | None,
 ) -> Performance:
-    from normalign_reproduction.running.runner import carried_out
-    from normalign_reproduction.running.workers import Workplace
-    from normalign_reproduction.store import device_name, provenance
+    from normalign_reproduction.provenance import device_name, provenance
+    from normalign_reproduction.runner import carried_out
+    from normalign_reproduction.worker import Workplace
 
     # The pool replaces a process that grew or rested; nothing is lost by it.
     warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
@@ -178,8 +179,8 @@ def _report(
     arguments: argparse.Namespace, items: list[Item], store: Store, asked: Any
 ) -> str:
     """Write the report; print what was found and where the report is."""
-    from normalign_reproduction.reporting.outcomes import outcomes
-    from normalign_reproduction.reporting.report import write_report
+    from normalign_reproduction.report.files import write_report
+    from normalign_reproduction.report.outcome import outcomes
 
     command = shlex.join(["normalign", "reproduce", *stored.words_of(arguments)])
     report = write_report(
@@ -198,7 +199,7 @@ def _report(
 
 
 def _print_plan(plan: Plan, device: str, jobs: int) -> None:
-    from normalign_reproduction.running.progress import duration
+    from normalign_reproduction.progress import duration
 
     rows = [
         (
@@ -218,7 +219,7 @@ def _print_plan(plan: Plan, device: str, jobs: int) -> None:
 
 
 def _announce(plan: Plan, device: str, jobs: int) -> None:
-    from normalign_reproduction.running.progress import duration
+    from normalign_reproduction.progress import duration
 
     note(
         f"{plan.missing} runs in {len(plan.batches)} batches on {device}, {jobs} at a "

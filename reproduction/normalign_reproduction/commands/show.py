@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from normalign.cli import note, say
 from normalign_reproduction._errors import require
-from normalign_reproduction.commands import stored
+from normalign_reproduction.commands import options as stored
 
 if TYPE_CHECKING:
-    from normalign_reproduction.reporting.outcomes import Outcome
+    from normalign_reproduction.report.outcome import Outcome
 
 __all__ = ["add_digits", "add_to", "found", "run"]
 
@@ -50,7 +50,7 @@ def add_digits(parser: argparse.ArgumentParser) -> None:
 
 def found(arguments: argparse.Namespace) -> list[Outcome]:
     """Return what is stored of the items that the options name."""
-    from normalign_reproduction.reporting.outcomes import outcomes
+    from normalign_reproduction.report.outcome import outcomes
 
     return outcomes(
         stored.chosen(arguments), size=stored.size_of(arguments),
@@ -80,11 +80,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _texts(outcome: Outcome, form: str, part: str | None) -> list[str]:
     """Return the parts of an item that are asked for, as text."""
-    from normalign_reproduction.reporting.differences import difference_list
-    from normalign_reproduction.reporting.drawings import svg_file
-    from normalign_reproduction.reporting.rendering import render
-    from normalign_reproduction.reporting.shown import figures, tables
-    from normalign_reproduction.reporting.verdict_tables import verdict_tables
+    from normalign_reproduction.report.contents import figures, tables
+    from normalign_reproduction.report.outcome import difference_list, verdict_tables
+    from normalign_reproduction.report.svg import svg_file
+    from normalign_reproduction.report.tables import render
 
     records = outcome.records
     if form == "svg":

@@ -155,7 +155,7 @@ def test_links_are_not_followed(tmp_path):
 
 
 def test_an_oversized_member_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("normalign_reproduction.data.uci_collection._MEMBER_LIMIT", 100)
+    monkeypatch.setattr("normalign_reproduction.data.uci._MEMBER_LIMIT", 100)
     path = archive(tmp_path, uci_members(n=400))
     with pytest.raises(ValueError, match="members of at most 100 bytes"):
         list(read_uci(path))
