@@ -17,7 +17,7 @@ from normalign_reproduction.spec import Record, Records
 
 __all__ = [
     "NONE", "RESAMPLES", "bootstrap_interval", "column", "critical_difference", "final",
-    "grouped", "holm", "interval", "mean", "signed_rank_p", "signed_ranks", "student_p",
+    "grouped", "holm", "interval", "mean", "signed_rank_p", "student_p",
     "wilcoxon_p",
 ]  # fmt: skip
 
@@ -240,18 +240,6 @@ def signed_rank_p(differences: Sequence[float]) -> float | None:
         return 1.0
     found: Any = stats.wilcoxon(near, zero_method="zsplit")
     return float(found.pvalue)
-
-
-def signed_ranks(differences: Sequence[float]) -> float:
-    r"""Return to which side Wilcoxon's test leans, :math:`W^+ - W^-`.
-
-    Examples
-    --------
-    >>> signed_ranks([-1.0, 2.0, 3.0])
-    4.0
-    """
-    near = [0.0 if abs(value) < NONE else value for value in differences]
-    return float(np.sign(near) @ stats.rankdata(np.abs(near)))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

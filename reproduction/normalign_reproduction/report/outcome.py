@@ -110,8 +110,19 @@ class Outcome:
 
     @cached_property
     def finding(self) -> str:
-        """What the numbers say, in a sentence; empty while runs lack."""
-        return self.item.finding(self.records) if self.complete else ""
+        """In how many cells each claim holds, in a sentence; empty while runs lack."""
+        if not self.complete:
+            return ""
+        if self.item.finding is not None:
+            return self.item.finding(self.records)
+        holds: dict[str, list[bool]] = {}
+        for claim, verdict in self.verdicts:
+            holds.setdefault(claim.name, []).append(verdict.holds is True)
+        counts = (
+            f"{name} ({sum(one)} of {len(one)} cells hold)"
+            for name, one in holds.items()
+        )
+        return f"{'; '.join(counts) or 'No claim is judged at this size'}."
 
     @cached_property
     def verdicts(self) -> list[tuple[Claim, Verdict]]:

@@ -391,14 +391,6 @@ def test_the_paper_is_agreed_with_where_the_same_choice_is_best():
     assert found["R by output probes"].holds is False
     assert found["R by output probes"].ours == "1 probe, weight 0.1"
     assert found["R perp"].holds is None
-    assert "the paper's choice for 1 of 4" in TABLE.finding(records)
-
-
-def test_the_figures_finding_ranks_the_strategies_by_their_ends():
-    text = FIGURE.finding(printed({"output": 0.3, "input": 0.4}))
-    aligned = text.split("alignment at the end: ")[1].split(";")[0]
-    expected = "R by input probes 0.4, R by output probes 0.3, Baseline 0.1"
-    assert aligned == expected
 
 
 def test_the_figure_has_three_panels_with_a_line_for_each_strategy():

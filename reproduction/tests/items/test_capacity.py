@@ -5,12 +5,10 @@ import pytest
 from normalign_reproduction.items.capacity.rows import (
     capacity_rows,
     falls_with_images,
-    finding,
     means,
     rank_correlation,
     wider_aligns_more,
 )
-from normalign_reproduction.report.tables import origin_columns
 from tests.items.robust_by_hand import record
 
 COPY = {"exact": False, "origin": "a part of CIFAR-10"}
@@ -96,18 +94,6 @@ def test_means_leave_out_what_is_not_there():
     assert means(records, "normal_alignment", "averaged") == {}
 
 
-def test_the_finding_counts_leads_and_says_which_images():
-    records = curves([0.5, 0.4, 0.3], [0.6, 0.5, 0.2])
-    text = finding(records)
-    assert "WideResNet-10-1 0.500 at 100, 0.400 at 300, 0.300 at 1000" in text
-    assert "final weights the widest network leads at 2 of 3 sizes" in text
-    assert "The images:" not in text
-    copy = [record("wrn10-1", data=COPY), record("wrn10-2", data=COPY)]
-    assert finding(copy).endswith("The images: a part of CIFAR-10.")
-    assert origin_columns(copy)["data"] == "a part of CIFAR-10"
-    assert origin_columns(records)["data"] == "5000 embedded digits"
-
-
 def test_rank_correlation_is_spearmans():
     # One exchange of neighbours among four: 1 - 6 * 2 / (4 * 15).
     assert rank_correlation([1, 2, 3, 4], [0.1, 0.3, 0.2, 0.4]) == pytest.approx(0.8)
@@ -122,19 +108,3 @@ def test_a_verdict_says_of_how_many_seeds_it_is():
         }
     more = [*records, *(record("wrn10-1", n_train=n, seed=1) for n in (100, 300))]
     assert wider_aligns_more(more)[0].why.endswith("; 2 seeds")
-
-
-def test_the_finding_says_how_far_the_wide_network_leads_and_of_how_many_seeds():
-    records = curves([0.5, 0.4, 0.3], [0.6, 0.5, 0.2])
-    records += [record("wrn10-1", n_train=3000)]  # no other to compare it with
-    text = finding(records)
-    assert "2 of 3 sizes, by -0.100 to +0.100." in text
-    assert "Of one seed: another could be otherwise." in text
-    two = [*records, record("wrn10-1", seed=1)]
-    assert "Of 2 seeds." in finding(two)
-
-
-def test_a_finding_without_numbers_says_so():
-    lost = [record("wrn10-1", normal_alignment=None)]
-    assert finding(lost) == "No run ended with numbers."
-    assert "0 of" not in finding([record("wrn10-1")])

@@ -85,17 +85,6 @@ def test_norms_that_do_not_double_fail(records):
     assert verdict.holds is False
 
 
-def test_the_finding_says_the_medians():
-    runs = ITEM.runs(size="quick", preset="text", digits="mnist", seeds=1)
-    made = [
-        Record(run, {"norms": norms, "normal_alignment": [0.5]})
-        for run, norms in zip(runs, ([1, 2, 3], [7, 9, 8]), strict=True)
-    ]
-    text = ITEM.finding(made)
-    assert "least alignment at any point is 0.5;" in text
-    assert "2 for 5 points and 8 for 10 points" in text
-
-
 def test_the_figure_has_four_panels_with_a_line_for_each_neuron(records):
     drawing = ITEM.figures[0].draw(records)
     panels = drawing.axes[:4]

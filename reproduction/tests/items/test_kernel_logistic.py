@@ -171,15 +171,6 @@ def test_each_claim_holds_and_fails_by_its_rule(claim, good, bad):
     ]
 
 
-def test_the_finding_says_the_means_over_seeds():
-    records = [
-        record(6, [0.2, 0.8], [2.0, 1.5], [0, 1], seed=0),
-        record(6, [0.4, 1.0], [1.0, 1.1], [0, 1], seed=1),
-    ]
-    text = ITEM.finding(records)
-    assert "6 classes alignment goes from 0.30 to 0.90, rank from 1.50 to 1.30" in text
-
-
 def test_the_figure_has_a_line_for_each_number_of_classes_in_three_panels():
     records = [record(k, [0.3, 0.9], [1.5, 1.1], [0.1, 1.0]) for k in (6, 8, 10)]
     drawing = ITEM.figures[0].draw(records)

@@ -4,7 +4,6 @@ import pytest
 
 from normalign_reproduction.items.layers.claims import (
     due_to_training,
-    finding,
     layer_rows,
     profile,
     rises_with_depth,
@@ -87,11 +86,6 @@ def test_a_profile_holds_the_numbers_of_every_seed():
     assert profile(records, "centroid_alignment", "averaged") == {}
 
 
-def test_the_finding_has_the_trained_beside_the_untrained():
-    text = finding([layered("resnet18", [0.25, 0.5], untrained=[0.0, 0.125])])
-    assert "ResNet18 0.25, 0.50 (untrained 0.00, 0.12)" in text
-
-
 def test_a_profile_with_a_gap_is_not_judged():
     gap = layered("resnet18", [0.1, None, 0.3, 0.4], untrained=[0.1, 0.1, 0.1, 0.1])
     assert told(rises_with_depth([gap]))["ResNet18, training images"] is None
@@ -107,11 +101,9 @@ def test_a_network_that_diverged_has_rows_without_numbers_and_no_verdict():
     assert [row["place"] for row in rows] == ["layer1", "layer2", "layer3"]
     assert {row["centroid_alignment_train"] for row in rows} == {None}
     assert {verdict.holds for verdict in rises_with_depth([lost])} == {None}
-    assert "ResNet18 no numbers" in finding([lost])
 
 
-def test_verdicts_and_finding_say_of_how_many_seeds_they_are():
+def test_verdicts_say_of_how_many_seeds_they_are():
     one = [layered("resnet18", [0.1, 0.2, 0.3], untrained=[0.1, 0.1, 0.1])]
     for judged in (rises_with_depth, due_to_training):
         assert {verdict.why.endswith("; one seed") for verdict in judged(one)} == {True}
-    assert "Of one seed." in finding(one)

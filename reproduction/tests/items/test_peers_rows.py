@@ -106,23 +106,9 @@ def many(lead, *, n=30):
     return records
 
 
-@pytest.mark.parametrize(("lead", "word"), [(0.05, "more"), (-0.05, "less")])
-def test_the_finding_says_who_is_surely_better(lead, word):
-    text = finding(many(lead))
-    assert f"surely {word} accurate than " in text
-    sentence = text.split(f"surely {word} accurate than ")[1].split(";")[0]
-    assert "SVC" in sentence
-    assert ("SVC leads" in text) == (lead < 0)
-
-
-def test_the_finding_is_not_sure_of_what_changes_sides():
-    records = []
-    for i in range(30):
-        records += machines(f"t{i:02}", [(0.5, 0.5)], [(0.4, 0.5)])
-        records.append(record(f"t{i:02}", "svc", 0.5 + (-1) ** i * 0.1))
-    text = finding(records)
-    assert "surely more accurate than none of them" in text
-    assert "surely less accurate than none of them" in text
+@pytest.mark.parametrize(("lead", "place"), [(0.05, 1), (-0.05, 2)])
+def test_the_finding_has_the_place_of_rfam(lead, place):
+    assert f"RFAM is number {place} of 4 methods" in finding(many(lead))
 
 
 def test_what_is_likely_alone_is_not_sure_among_many():
@@ -138,7 +124,6 @@ def test_what_is_likely_alone_is_not_sure_among_many():
     assert plain < 0.05 < corrected
     row = next(r for r in standing_rows(records) if r["method"] == "SVC")
     assert (row["p"], row["p_holm"]) == (plain, corrected)
-    assert "surely more accurate than none of them" in finding(records)
 
 
 def test_friedmans_test_is_scipys_and_needs_three_methods():
@@ -146,7 +131,6 @@ def test_friedmans_test_is_scipys_and_needs_three_methods():
     columns = [[of[t] for t in found.complete] for of in found.accuracies.values()]
     assert found.friedman_p == pytest.approx(stats.friedmanchisquare(*columns).pvalue)
     assert standing([record("a", "svc", 0.5)]).friedman_p is None
-    assert f"p = {found.friedman_p:.2g} (Friedman)" in finding(many(0.05))
 
 
 def test_rows_of_tables_have_every_method_and_a_dash_for_what_is_skipped():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from normalign_reproduction.items.small_cifar.claims import CLAIMS, finding
+from normalign_reproduction.items.small_cifar.claims import CLAIMS
 from normalign_reproduction.items.small_cifar.drawing import by_images
 from normalign_reproduction.items.small_cifar.item import ITEM
 from normalign_reproduction.items.small_cifar.rows import (
@@ -222,7 +222,6 @@ def test_a_run_that_diverged_is_never_chosen_and_has_no_time():
     assert seconds(timed, tuning=True)[100]["grokalign"] == {0: 99.0, 1: 99.0}
     assert seconds(lost, tuning=True)[100]["grokalign"] == {0: 20.0, 1: 20.0}
     assert all(table.rows(lost) for table in ITEM.tables)
-    assert finding(lost)
     gone = [Record(r.run, dict.fromkeys(r.result)) for r in ended]
     assert {v.holds for claim in CLAIMS for v in claim.check(gone)} == {None}
     assert by_images(gone)
@@ -298,7 +297,6 @@ def test_one_seed_tells_nothing():
     records = study(seeds=(0,), grokalign={0.01: {"clean": 0.9, "robust": 0.9}})
     for claim in CLAIMS:
         assert set(answers(claim, records)) == {None}
-    assert "one seed does not tell whether it pays." in finding(records)
 
 
 @pytest.mark.parametrize("lacking", ["pgd", "grokalign", "decay"])
@@ -309,28 +307,6 @@ def test_without_a_method_no_rule_is_read(lacking):
              "decay": (ALIGNMENT, ACCURACY, NEARBY, ROBUST)}[lacking]  # fmt: skip
     assert all(None in answers(claim, records) for claim in asked)
     assert all(v.holds is not None or v.why for v in judged)
-    assert finding(records)
-
-
-@pytest.mark.parametrize(
-    ("told", "words"),
-    [
-        ({"clean": 0.6, "nearby": 0.4}, "it pays in both accuracies"),
-        ({"clean": 0.4, "nearby": 0.4}, "it trades accuracy for robustness"),
-        ({"clean": 0.4, "nearby": 0.3}, "it does not pay"),
-        ({"clean": 0.5, "nearby": 0.3}, "neither accuracy changes"),
-        ({"clean": 0.6, "nearby": 0.2}, "it trades robustness for accuracy"),
-    ],
-)
-def test_the_finding_follows_the_numbers(told, words):
-    text = finding(study(grokalign={0.01: told}, noise=1e-4))
-    assert words in text
-    assert f"{100 * (told['clean'] - 0.5):+.1f}" in text.replace("-0.0", "+0.0")
-    assert "100 and 300 images" in text
-    assert f"{words}" in text.split(". ")[0]  # ... and is said of GrokAlign
-    assert text.split(". ")[1].startswith("PGD training changes robust accuracy by +20")
-    assert "2x" in text  # 20 s beside 10 s
-    assert "10x" in text  # of PGD training
 
 
 def test_the_picture_has_a_line_for_each_method_and_choice():

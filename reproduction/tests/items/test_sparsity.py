@@ -134,13 +134,6 @@ def test_two_strengths_are_too_few_to_tell():
     assert verdict.holds is None
 
 
-def test_the_finding_says_what_was_found():
-    text = ITEM.finding([record(0.1, 0.5), record(1.0, 0.2), record(0.3, 0.4)])
-    assert "0.500 at 0.1, 0.400 at 0.3, 0.200 at 1" in text
-    assert "-60 %" in text
-    assert "+100 %" in ITEM.finding([record(0.1, 0.2), record(1.0, 0.4)])
-
-
 def test_the_figure_has_a_line_for_each_strength(tmp_path):
     runs = [small_run(strength=g) for g in (0.1, 1.0)]
     results = computed(tmp_path, *runs)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from normalign_reproduction.items.table1.claims import CLAIMS, finding
+from normalign_reproduction.items.table1.claims import CLAIMS
 from normalign_reproduction.items.table1.rows import published_acceleration
 from tests.items.test_table1_rows import record, table
 
@@ -80,13 +80,3 @@ def test_significance_must_be_the_papers():
     assert [v.holds for v in verdicts("Significance", unsure)] == [False]
     few = table(baseline=[265], grokalign=[166])
     assert [v.holds for v in verdicts("Significance", few)] == [None]
-
-
-def test_the_finding_says_what_came_out():
-    assert "2.0 (Modular addition)" in finding(table(baseline=[8], grokalign=[4]))
-    assert "0.5 (Modular addition)" in finding(table(baseline=[4], grokalign=[8]))
-    late = finding(table(baseline=[None], grokalign=[4]))
-    assert late == "GrokAlign groks and the baseline does not: Modular addition."
-    never = finding(table(baseline=[8], grokalign=[None]))
-    assert never == "GrokAlign does not grok: Modular addition."
-    assert finding(table(baseline=[8])) == "GrokAlign was not run."

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from normalign_reproduction.items.table2.claims import CLAIMS, finding
+from normalign_reproduction.items.table2.claims import CLAIMS
 from tests.items.tables_by_hand import record, twins
 
 RULES = {claim.name: claim for claim in CLAIMS}
@@ -91,15 +91,6 @@ def test_the_means_are_judged_at_full_size_only():
     assert RULES["The means of Table 2"].sizes == ("full",)
     bundled = twins("a", (0.8, 70, 0.3), (0.7, 60, 0.4), data="bundled")
     assert RULES["The means of Table 2"].check(bundled) == []
-
-
-def test_the_finding_says_what_the_numbers_are():
-    said = finding(as_published())
-    assert "Released, RFAM against RFM: test accuracy (%) 83.2 against 84.9" in said
-    assert "attack success changes by -3.3 points on average" in said
-    assert "lower on 50% of 120 tables" in said
-    assert "Released less leak-free: +0.0 (RFM) and +0.0 (RFAM) points" in said
-    assert finding([]) == "No table has both methods."
 
 
 def one_extreme(rfm, rfam):

@@ -183,14 +183,6 @@ def test_the_measures_stand_side_by_side():
     assert alignment_rows([never]) == []
 
 
-def test_the_finding_counts_the_seeds_that_generalised():
-    text = ITEM.finding([record(TRAIN, TEST, RISING), record(TRAIN, TRAIN[:1] * 7)])
-    assert text.startswith("1 of 2 seeds generalised, at step 32 in the mean, 16.0")
-    assert "centroid alignment goes from 0.000 to 0.250" in text
-    assert "answer's row from 0.000 to 0.500" in text
-    assert ITEM.finding([record([0, 1], [0, 0.2])]).startswith("0 of 1 seeds")
-
-
 def test_the_figure_has_accuracies_centroids_and_answers_from_left_to_right():
     drawing = ITEM.figures[0].draw([record(TRAIN, TEST, RISING)])
     assert [len(axis.lines) for axis in drawing.axes] == [2, 2, 1]

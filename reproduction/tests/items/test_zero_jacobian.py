@@ -156,13 +156,6 @@ def test_claims_are_of_means_over_seeds():
     assert verdicts(GROWS, pair[0]) == {"gamma = 0": False}
 
 
-def test_the_finding_names_every_weight():
-    text = ITEM.finding([record(1000, right=(0.13, 0.1)), record(0)])
-    assert text.startswith("With gamma 0, 1000 the Jacobian norm ends at 1, ")
-    assert text.endswith("13%; under attack " + text.split("attack ")[1])
-    assert text.endswith(", 10%.")
-
-
 def test_the_figure_has_the_papers_three_panels(tmp_path):
     runs = [small_run(gamma=g) for g in (0, 1, 10)]
     results = computed(tmp_path, *runs)

@@ -18,7 +18,6 @@ from normalign_reproduction.items.ablation.rows import (
     PRINTED,
     beyond_baseline,
     leads,
-    ranking,
     variants,
 )
 from normalign_reproduction.items.hyperparameters.item import (
@@ -28,17 +27,9 @@ from normalign_reproduction.items.hyperparameters.item import (
     VERSION,
 )
 from normalign_reproduction.report.panels import Panel, Panels
-from normalign_reproduction.spec import Claim, Figure, Item, Records, Size
+from normalign_reproduction.spec import Claim, Figure, Item, Size
 
 __all__ = ["ITEM"]
-
-
-def _finding(records: Records) -> str:
-    return (
-        "With the printed choices, normal alignment at the end: "
-        f"{ranking(records, PRINTED, 'normal_alignment')}; robust accuracy: "
-        f"{ranking(records, PRINTED, 'robust_accuracy')}."
-    )
 
 
 def _panel(column: str, name: str) -> Panel:
@@ -57,7 +48,6 @@ ITEM = Item(
         "quick": Size(2, QUICK, seconds={"cpu": 13.0}),
         "full": Size(3, seconds={"cuda": 30.0}),
     },
-    finding=_finding,
     departures=DEPARTURES,
     version=VERSION,
     figures=[

@@ -17,8 +17,8 @@ from normalign_reproduction.statistics import final, grouped, interval
 
 __all__ = [
     "BASELINE", "GRID", "LABELS", "PRINTED", "SELECTION", "beyond_baseline", "chosen",
-    "end", "ends", "leads", "printed_is_selected", "ranking", "rows", "selected",
-    "spoken_choice", "table_finding", "variants",
+    "end", "ends", "leads", "printed_is_selected", "rows", "selected",
+    "spoken_choice", "variants",
 ]  # fmt: skip
 
 # In the order of the paper's table; its figure has the baseline last.
@@ -270,24 +270,3 @@ def spoken_choice(choice: tuple[int, float]) -> str:
     """
     n, weight = choice
     return f"{n} probe{'s' if n > 1 else ''}, weight {weight:g}"
-
-
-def ranking(records: Records, choices: Choices, name: str) -> str:
-    """Return the strategies with their last values, from the best on."""
-    groups = chosen(records, choices)
-    means = {strategy: ends(group, name) for strategy, group in groups.items()}
-    lower = name == "effective_rank"
-    whole = [strategy for strategy in means if math.isfinite(means[strategy])]
-    order = sorted(whole, key=lambda s: means[s] if lower else -means[s])
-    return ", ".join(f"{LABELS[s]} {means[s]:.3g}" for s in order)
-
-
-def table_finding(records: Records) -> str:
-    """Return what our selection says beside the paper's."""
-    ours = selected(records)
-    agree = sum(ours.get(strategy) == choice for strategy, choice in PRINTED.items())
-    return (
-        f"Our rule selects the paper's choice for {agree} of {len(PRINTED)} "
-        "strategies. With our selection, robust accuracy at the end: "
-        f"{ranking(records, ours, 'robust_accuracy')}."
-    )

@@ -297,24 +297,19 @@ def validated_rows(records: Records) -> list[Row]:
 
 
 def finding(records: Records) -> str:
-    """Return whether a validated weight gives robustness for free, by its intervals."""
-    rows, counts = validated_rows(records), frontier_rows(records)
-    if not rows or not counts:
+    """Return what a weight validated in each fold changes."""
+    rows = validated_rows(records)
+    if not rows:
         return "No table has weight 1 and another."
-    first, ever = rows[0], counts[-1]
-    said = (
-        f"On {ever['free']} of {ever['n_tables']} tables some weight below 1 is as "
-        "accurate as weight 1 and has a lower attack success rate at radius 1; on "
-        f"{ever['dearer']} weight 1 has the same over some of them. "
-    )
-    moved = [
-        f"{name} by {first[f'{key}_change']:+.2f} points{_reach(first, key)}"
+    changes = [
+        f"{name} by {rows[0][f'{key}_change']:+.2f} points{_reach(rows[0], key)}"
         for name, key in (("accuracy", "accuracy"), ("attack success", "asr_1"))
-        if first[f"{key}_change"] is not None
+        if rows[0][f"{key}_change"] is not None
     ]
-    said += f"A validated weight is below 1 in {first['below']:.0%} of its choices"
-    said += f" and changes {' and '.join(moved)}: " if moved else ": "
-    return f"{said}{_answer(first)}, on these {first['n_tables']} tables."
+    return (
+        f"On {rows[0]['n_tables']} tables a validated weight is below 1 in "
+        f"{rows[0]['below']:.0%} of its choices and changes {' and '.join(changes)}."
+    )
 
 
 def _best(
@@ -426,17 +421,3 @@ def _summary(
 def _reach(row: Row, name: str) -> str:
     reach = row[f"{name}_change_interval"]
     return "" if reach is None else f" [{reach[0]:+.2f}, {reach[1]:+.2f}]"
-
-
-def _answer(row: Row) -> str:
-    """Return what the two intervals of a choice say."""
-    accuracy, rate = (row[f"{n}_change_interval"] for n in ("accuracy", "asr_1"))
-    if accuracy is None or rate is None:
-        return "too few tables to say more"
-    if rate[0] > 0:
-        return "less robustness, not more"
-    if rate[1] >= 0:
-        return "no robustness that could be told from none"
-    if accuracy[1] < 0:
-        return "robustness, at a price in accuracy"
-    return "robustness at no price that could be told from none"

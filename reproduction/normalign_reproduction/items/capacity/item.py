@@ -38,7 +38,6 @@ from normalign_reproduction.items.capacity.rows import (
     MOST_CORRELATION,
     capacity_rows,
     falls_with_images,
-    finding,
     wider_aligns_more,
 )
 from normalign_reproduction.spec import (
@@ -113,7 +112,6 @@ ITEM = Item(
         ),
         "full": Size(1, seconds={"cuda": 800.0}, data="cifar10", seeds_of=_seeds),
     },
-    finding=finding,
     tables=[
         Table(
             "capacity", "At the end of training, by network and number of images",

@@ -14,8 +14,8 @@ from normalign_reproduction.statistics import grouped, mean
 
 __all__ = [
     "MOST_CORRELATION", "WEIGHTS", "by_network", "capacity_rows", "defined",
-    "falls_with_images", "finding", "means", "network_title", "rank_correlation",
-    "reach", "seeds_of", "source_sentence", "value", "wider_aligns_more",
+    "falls_with_images", "means", "network_title", "rank_correlation",
+    "reach", "seeds_of", "value", "wider_aligns_more",
 ]  # fmt: skip
 
 WEIGHTS = ("final", "averaged")
@@ -95,16 +95,6 @@ def seeds_of(records: Records) -> str:
     """
     n = len({record.run.seed for record in records})
     return {0: "no seed", 1: "one seed"}.get(n, f"{n} seeds")
-
-
-def source_sentence(records: Records) -> str:
-    """Return which images these are, where they are not the published ones."""
-    copies = dict.fromkeys(
-        record.result["origin"]
-        for record in records
-        if record.result.get("exact") is False
-    )
-    return f" The images: {'; '.join(copies)}." if copies else ""
 
 
 MOST_CORRELATION = -0.75
@@ -195,37 +185,3 @@ def falls_with_images(records: Records) -> list[Verdict]:
             ours = f"{values[0]:.3f} to {values[-1]:.3f}"
             verdicts.append(Verdict(cell, "falls", ours, holds, why))
     return verdicts
-
-
-def finding(records: Records) -> str:
-    """Return alignment by network and number of images, and where the wide one leads.
-
-    Of the final weights; in how many sizes the wider network leads, and by how much,
-    of both.
-    """
-    found = means(records, "normal_alignment")
-    if not found:
-        return f"No run ended with numbers.{source_sentence(records)}"
-    listed = "; ".join(
-        f"{network_title(network)} "
-        + ", ".join(f"{middle:.3f} at {n}" for n, middle in by_n.items())
-        for network, by_n in found.items()
-    )
-    text = f"Normal alignment at the end, by the number of images: {listed}."
-    for weights in WEIGHTS:
-        leads = list(_leads(means(records, "normal_alignment", weights)).values())
-        if leads:
-            text += f" With {weights} weights the widest network leads at "
-            text += f"{sum(lead > 0 for lead in leads)} of {len(leads)} sizes, "
-            text += f"by {min(leads):+.3f} to {max(leads):+.3f}."
-    text += f" Of {seeds_of(records)}"
-    text += ": another could be otherwise." if seeds_of(records) == "one seed" else "."
-    return text + source_sentence(records)
-
-
-def _leads(found: dict[str, dict[int, float]]) -> dict[int, float]:
-    """Return how far the widest network is above the narrowest, where both are."""
-    if len(found) < 2:
-        return {}
-    narrow, *_, wide = found.values()
-    return {n: wide[n] - narrow[n] for n in narrow if n in wide}

@@ -68,16 +68,6 @@ def denser(records: Records) -> list[Verdict]:
     ]  # fmt: skip
 
 
-def finding(records: Records) -> str:
-    """Return the least alignment, and the median norm for each number of points."""
-    least = min(v for r in records for v in r.result["normal_alignment"])
-    norms = " and ".join(f"{v:.3g} for {n} points" for n, v in medians(records).items())
-    return (
-        f"The least alignment at any point is {least:.9g}; the median norm of the last "
-        f"layer that output 1 takes is {norms}."
-    )
-
-
 ITEM = Item(
     name="construction",
     reference="Figure 3",
@@ -92,7 +82,6 @@ ITEM = Item(
     sizes={
         size: Size(10, seconds={"cpu": 2.0, "cuda": 2.0}) for size in ("quick", "full")
     },
-    finding=finding,
     departures=(
         "points uniform on the circle, ten draws of them; three outputs",
         "colours by the logarithm of the norm",

@@ -24,7 +24,6 @@ from normalign_reproduction.items.ablation.rows import (
     printed_is_selected,
     rows,
     selected,
-    table_finding,
     variants,
 )
 from normalign_reproduction.spec import Claim, Column, Item, Size, Table
@@ -84,7 +83,6 @@ ITEM = Item(
         "quick": Size(2, QUICK, variants(QUICK_GRID), {"cpu": 35.0}),
         "full": Size(3, seconds={"cuda": 100.0}),
     },
-    finding=table_finding,
     departures=DEPARTURES,
     version=VERSION,
     tables=[

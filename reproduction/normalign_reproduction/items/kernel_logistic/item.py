@@ -25,27 +25,13 @@ from normalign_reproduction.claims import (
     ends_at_least,
     falls_towards,
     rises,
-    start_and_end,
 )
 from normalign_reproduction.report.panels import Panel, Panels
-from normalign_reproduction.spec import Claim, Figure, Item, Records, Size, crossed
-from normalign_reproduction.statistics import grouped
+from normalign_reproduction.spec import Claim, Figure, Item, Size, crossed
 
 __all__ = ["ITEM"]
 
 CELL = {"by": "n_classes", "cell": "{} classes"}
-
-
-def finding(records: Records) -> str:
-    """Return where alignment and rank began and ended, for each number of classes."""
-    parts = []
-    for (k,), group in sorted(grouped(records, "n_classes").items()):
-        na, rank = (
-            "{:.2f} to {:.2f}".format(*start_and_end(group, name))
-            for name in ("normal_alignment", "effective_rank")
-        )
-        parts.append(f"with {k} classes alignment goes from {na}, rank from {rank}")
-    return f"{'; '.join(parts)}.".capitalize()
 
 
 ITEM = Item(
@@ -73,7 +59,6 @@ ITEM = Item(
         ),
         "full": Size(5, seconds={"cpu": 60.0, "cuda": 9.0}),
     },
-    finding=finding,
     departures=(
         "blobs of spread 1 around means in a cube of side 20, gamma 0.01: the paper "
         "gives neither",

@@ -15,13 +15,12 @@ from normalign_reproduction.items.capacity.rows import (
     rank_correlation,
     reach,
     seeds_of,
-    source_sentence,
 )
 from normalign_reproduction.spec import Record, Records, Row, Verdict
 from normalign_reproduction.statistics import mean
 
 __all__ = [
-    "LEAST_CORRELATION", "VIEWS", "due_to_training", "finding", "layer_rows", "profile",
+    "LEAST_CORRELATION", "VIEWS", "due_to_training", "layer_rows", "profile",
     "rises_with_depth",
 ]  # fmt: skip
 
@@ -132,28 +131,3 @@ def due_to_training(records: Records) -> list[Verdict]:
             Verdict(network_title(network), "", ours, risen > max(start, 0.0), why)
         )
     return verdicts
-
-
-def finding(records: Records) -> str:
-    """Return the profiles of each network, trained and untrained."""
-    listed, answers = (
-        "; ".join(
-            f"{network_title(network)} {_written(group, name)}"
-            for network, group in by_network(records).items()
-        )
-        for name in ("centroid_alignment", "answer_alignment")
-    )
-    return (
-        "Centroid alignment of the map from each stage's input to the output, from the "
-        f"first stage to the last: {listed}. Alignment of the right answer's row: "
-        f"{answers}. Of {seeds_of(records)}.{source_sentence(records)}"
-    )
-
-
-def _written(records: Records, name: str) -> str:
-    after, before = (
-        ", ".join(f"{one:.2f}" for one in _means(records, name, view))
-        for view in ("train", "untrained")
-    )
-    after = after or "no numbers"
-    return f"{after} (untrained {before})" if before else after

@@ -36,7 +36,6 @@ from normalign_reproduction.items.capacity.rows import capacity_rows
 from normalign_reproduction.items.layers.claims import (
     LEAST_CORRELATION,
     due_to_training,
-    finding,
     layer_rows,
     rises_with_depth,
 )
@@ -99,7 +98,6 @@ ITEM = Item(
         ),
         "full": Size(1, seconds={"cuda": 610.0}, data="cifar10"),
     },
-    finding=finding,
     tables=[
         Table(
             "layers", "Centroid alignment of the maps from each stage's input",

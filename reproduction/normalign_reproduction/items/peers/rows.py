@@ -21,7 +21,6 @@ from normalign_reproduction.statistics import (
     holm,
     mean,
     signed_rank_p,
-    signed_ranks,
 )
 
 __all__ = [
@@ -39,7 +38,6 @@ TITLES = {
     "most_frequent": "Most frequent class",
 }  # fmt: skip
 _MACHINES = {0.0: "rfam", 1.0: "rfm"}
-_LEVEL = 0.05
 
 
 @dataclass(frozen=True)
@@ -229,44 +227,15 @@ def seconds_rows(records: Records) -> list[dict[str, Any]]:
 
 
 def finding(records: Records) -> str:
-    """Return who leads, where RFAM stands, and against whom the difference is sure."""
+    """Return the rank of RFAM, and Friedman's test that all methods are alike."""
     found = standing(records)
     ranks = found.mean_ranks
     if REFERENCE not in ranks:
         return "There is no table yet on which all methods have a result."
-    order = sorted(ranks, key=lambda method: ranks[method])
-    best, place = order[0], order.index(REFERENCE) + 1
-    words = [
-        f"On the {len(found.complete)} tables where all {len(ranks)} methods have a "
-        f"result, RFAM is number {place} by mean rank "
-        f"({ranks[REFERENCE]:.2f}, mean accuracy {_percent(found, REFERENCE)})"
-    ]
-    if best != REFERENCE:
-        words.append(
-            f"{TITLES[best]} leads ({ranks[best]:.2f}, {_percent(found, best)})"
-        )
-    if found.friedman_p is not None:
-        words.append(f"that all are alike has p = {found.friedman_p:.2g} (Friedman)")
-    surely = [m for m, (_, corrected) in found.tests.items() if corrected < _LEVEL]
-    for verb, sign in (("more accurate than", 1), ("less accurate than", -1)):
-        names = [
-            TITLES[method]
-            for method in surely
-            if sign * signed_ranks(found.differences(method)) > 0
-        ]
-        words.append(f"RFAM is surely {verb} {_listed(names)}")
-    words.append(
-        "sure means p < 0.05 by Wilcoxon's paired test with Holm's correction, on all "
-        "tables that the two have"
+    place = sorted(ranks, key=lambda method: ranks[method]).index(REFERENCE) + 1
+    p = found.friedman_p
+    return (
+        f"RFAM is number {place} of {len(ranks)} methods by mean rank, "
+        f"{ranks[REFERENCE]:.2f}, on the {len(found.complete)} tables with a result of "
+        f"all methods (Friedman's p: {'none' if p is None else f'{p:.2g}'})."
     )
-    return f"{'; '.join(words)}."
-
-
-def _percent(found: Standing, method: str) -> str:
-    accuracy = found.mean_accuracy(method)
-    return "none" if accuracy is None else f"{accuracy:.1%}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    *rest, last = names or ["none of them"]
-    return f"{', '.join(rest)} and {last}" if rest else last

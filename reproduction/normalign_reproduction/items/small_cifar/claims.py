@@ -6,21 +6,19 @@ None of them is the paper's. A question that the seeds do not settle stays open.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from normalign_reproduction.items.capacity.rows import source_sentence
 from normalign_reproduction.items.small_cifar.rows import (
     CHOICES,
     CONTROL,
     QUANTITIES,
     Difference,
-    chosen,
     difference,
     ratio,
 )
 from normalign_reproduction.spec import Claim, Records, Verdict
 
-__all__ = ["CLAIMS", "finding"]
+__all__ = ["CLAIMS"]
 
 _SILENT = "not asked"
 _NO_PAIR = "no size has both methods"
@@ -117,70 +115,6 @@ def _times(found: Difference) -> str:
         return text
     low, high = (f"{math.exp(end):.2g}" for end in found.interval)
     return f"{text} [{low}, {high}]"
-
-
-def finding(records: Records) -> str:
-    """Return what GrokAlign and PGD training change against the control, at what cost.
-
-    The answer in words is about GrokAlign.
-    """
-    by = next(iter(CHOICES))
-    ours = {
-        name: difference(records, "grokalign", CONTROL, name, by=by)
-        for name in ("normal_alignment", "test_accuracy", "nearby_accuracy",
-                     "robust_accuracy")
-    }  # fmt: skip
-    if ours["test_accuracy"].mean is None:
-        return "No number of images has both GrokAlign and its control."
-    told = [_moved(name, one) for name, one in ours.items() if one.mean is not None]
-    text = (
-        f"Over {_listed(_sizes(records))} images, GrokAlign with a weight chosen by "
-        f"validation accuracy changes {_listed(told)} against the same weight decay "
-        f"alone{_longer(ratio(records, 'grokalign', CONTROL))}: "
-        f"{_answer(ours['test_accuracy'], ours['nearby_accuracy'])}."
-    )
-    pgd = difference(records, "pgd", CONTROL, "robust_accuracy", by=by)
-    if pgd.mean is not None:
-        text += f" PGD training changes {_moved('robust_accuracy', pgd)} against it"
-        text += f"{_longer(ratio(records, 'pgd', CONTROL))}."
-    return text + source_sentence(records)
-
-
-def _longer(cost: Difference) -> str:
-    return "" if cost.mean is None else f", and takes {_times(cost)} the time"
-
-
-def _moved(name: str, found: Difference) -> str:
-    quantity = QUANTITIES[name]
-    text = f"{quantity.words} by {_written(found, quantity.form)}"
-    return f"{text} {quantity.unit}" if quantity.unit else text
-
-
-def _sizes(records: Records) -> list[str]:
-    return [f"{size}" for size in chosen(records, next(iter(CHOICES)))]
-
-
-def _listed(words: Sequence[str]) -> str:
-    *rest, last = words
-    return f"{', '.join(rest)} and {last}" if rest else last
-
-
-def _answer(accuracy: Difference, robust: Difference) -> str:
-    """Return what two intervals say."""
-    signs = []
-    for found in (accuracy, robust):
-        if found.interval is None:
-            return "one seed does not tell whether it pays"
-        low, high = found.interval
-        signs.append(1 if low > 0 else -1 if high < 0 else 0)
-    return {
-        (1, 1): "it pays in both accuracies",
-        (1, 0): "it pays in accuracy, and robustness does not change surely",
-        (0, 1): "it pays in robustness, and accuracy does not change surely",
-        (1, -1): "it trades robustness for accuracy",
-        (-1, 1): "it trades accuracy for robustness",
-        (0, 0): "neither accuracy changes by more than the seeds do",
-    }.get((signs[0], signs[1]), "it does not pay")
 
 
 def _rise(name: str, words: str) -> Claim:

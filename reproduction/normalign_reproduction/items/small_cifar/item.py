@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from normalign_reproduction.items.small_cifar.claims import CLAIMS, finding
+from normalign_reproduction.items.small_cifar.claims import CLAIMS
 from normalign_reproduction.items.small_cifar.drawing import by_images
 from normalign_reproduction.items.small_cifar.rows import (
     cost_rows,
@@ -158,7 +158,6 @@ ITEM = Item(
         ),
         "full": Size(seeds=2, seconds={"cuda": 360.0}, data="cifar10"),
     },
-    finding=finding,
     tables=[
         _means(
             "Tuned by validation accuracy", "accuracy",

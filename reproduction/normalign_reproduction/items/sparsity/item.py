@@ -69,18 +69,6 @@ def falls(records: Records) -> list[Verdict]:
     return [Verdict("all strengths", "falls", ours, holds, why)]
 
 
-def finding(records: Records) -> str:
-    """Return where alignment ends for the weakest and the strongest augmentation."""
-    found = ends(records)
-    weak, strong = min(found), max(found)
-    listed = ", ".join(f"{found[g]:.3f} at {g:g}" for g in found)
-    change = 100 * (found[strong] / found[weak] - 1)
-    return (
-        f"Alignment at the end of training is {listed}: from the weakest to the "
-        f"strongest augmentation it changes by {change:+.0f} %."
-    )
-
-
 ITEM = Item(
     name="sparsity",
     reference="Figure 1, left",
@@ -107,7 +95,6 @@ ITEM = Item(
         ),
         "full": Size(3, seconds={"cuda": 120.0}),
     },
-    finding=finding,
     departures=(
         "three hidden layers and the output are the paper's 4 layers",
         "pixels in [0, 1]; noise is not cut off",

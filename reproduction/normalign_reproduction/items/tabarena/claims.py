@@ -18,14 +18,13 @@ from normalign_reproduction.items.tabarena.rows import (
     own_gains,
     published_tasks,
     share_interval,
-    summary_rows,
 )
 from normalign_reproduction.items.tabarena.tasks import LACKING
 from normalign_reproduction.items.table1.rows import welch_p
-from normalign_reproduction.spec import Claim, Records, Row, Verdict
+from normalign_reproduction.spec import Claim, Records, Verdict
 from normalign_reproduction.statistics import interval, student_p
 
-__all__ = ["CLAIMS", "finding"]
+__all__ = ["CLAIMS"]
 
 SURE = 0.05
 FEWEST = 5  # tasks that a rule about tasks needs
@@ -171,30 +170,3 @@ CLAIMS = (
         _carried,
     ),
 )  # fmt: skip
-
-
-def finding(records: Records) -> str:
-    """Return how often a weight below one is chosen, and what is left of its gain."""
-    found = outcomes(records)
-    if not found:
-        return "There is no task with an RFM to compare with."
-    k, n = len(_below(found)), len(found)
-    _, chosen, same, own, tested, _ = summary_rows(records)
-    text = f"A weight below one has the least validation error in {k} of {n} tasks"
-    if k:
-        text += f", by {_words(chosen)} on average"
-    if same["n"]:
-        text += f"; the same choice gains {_words(same)} in test error"
-    text += ". "
-    if own["n"] and tested["n"]:
-        text += f"Where each draw chooses for itself, {_words(own)} in validation "
-        text += f"error become {_words(tested)} in test error ({own['n']} of {n}). "
-    chance = statistics.fmean(1 - 1 / len(one.validation) for one in found)
-    text += "Equally good weights, whose errors did not go together, would be chosen "
-    return f"{text}over an RFM in {100 * chance:.0f} % of the tasks."
-
-
-def _words(row: Row) -> str:
-    ends = row["interval"]
-    within = "" if ends is None else f"95 % interval {ends[0]:.2f} to {ends[1]:.2f}, "
-    return f"{row['mean']:.2f} % ({within}median {row['median']:.2f} %)"

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from normalign_reproduction.items.tabarena.claims import CLAIMS, finding
+from normalign_reproduction.items.tabarena.claims import CLAIMS
 from normalign_reproduction.items.tabarena.drawing import Gains
 from normalign_reproduction.items.tabarena.rows import (
     breakdown_rows,
@@ -152,7 +152,6 @@ ITEM = Item(
         )
     ],
     claims=CLAIMS,
-    finding=finding,
     departures=(
         "44 of the 51 tasks; of them APSFailure, NATICUSdroid, SDSS17 and "
         "hiva_agnostic in part",

@@ -12,7 +12,7 @@ from normalign_reproduction.items.table1.rows import (
 )
 from normalign_reproduction.spec import Claim, Records, Verdict
 
-__all__ = ["CLAIMS", "finding"]
+__all__ = ["CLAIMS"]
 
 LOW, HIGH = 0.75, 1.33  # of the ratio of ours to the paper's
 SHARE = 0.3  # three seeds of ten
@@ -146,35 +146,3 @@ CLAIMS = (
         "paper's own summary takes)", _significance, **_FULL,
     ),
 )  # fmt: skip
-
-
-def finding(records: Records) -> str:
-    """Return what the runs show, in a sentence or two."""
-    rows = {
-        (row["task"], row["method"]): row
-        for row in acceleration_rows(epochs_by_seed(records))
-    }
-    ratios, alone, never = [], [], []
-    for task, title in TASK_TITLES.items():
-        row = rows.get((task, "grokalign"))
-        if row is None:
-            continue
-        if row["speedup"] is not None:
-            ratios.append(f"{row['speedup']:.1f} ({title})")
-        else:
-            (alone if row["n_grokked"] else never).append(title)
-    said = []
-    if ratios:
-        said.append("Epochs of the baseline for each epoch of GrokAlign, until the "
-                    f"grokked state: {_listed(ratios)}.")  # fmt: skip
-    if alone:
-        said.append(f"GrokAlign groks and the baseline does not: {_listed(alone)}.")
-    if never:
-        said.append(f"GrokAlign does not grok: {_listed(never)}.")
-    return " ".join(said) or "GrokAlign was not run."
-
-
-def _listed(words: list[str]) -> str:
-    if len(words) == 1:
-        return words[0]
-    return f"{', '.join(words[:-1])} and {words[-1]}"

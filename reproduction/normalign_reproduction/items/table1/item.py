@@ -6,7 +6,7 @@ the paper's size, ten seeds, and two methods beyond the paper: 200 runs take abo
 on one H200. Every constant is in ``tasks.py``.
 """
 
-from normalign_reproduction.items.table1.claims import CLAIMS, finding
+from normalign_reproduction.items.table1.claims import CLAIMS
 from normalign_reproduction.items.table1.experiment import EXTRA, METHODS, constants
 from normalign_reproduction.items.table1.rows import (
     TASK_TITLES,
@@ -83,7 +83,6 @@ ITEM = Item(
         ),
     ],
     claims=CLAIMS,
-    finding=finding,
     departures=(
         "XOR is trained in the span of its first weights and inputs, which changes no "
         "number but by rounding",

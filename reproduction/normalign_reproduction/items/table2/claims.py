@@ -9,12 +9,10 @@ from normalign_reproduction.items.table2.rows import (
     METRICS,
     PROTOCOLS,
     Metric,
-    change_rows,
     changes,
     defined,
     differences,
     is_papers,
-    leak_rows,
     mean_rows,
     published_changes,
 )
@@ -26,7 +24,7 @@ from normalign_reproduction.statistics import (
     wilcoxon_p,
 )
 
-__all__ = ["CLAIMS", "finding"]
+__all__ = ["CLAIMS"]
 
 # How far a mean may be from the paper's.
 NEAR = {"accuracy": 0.7, "asr_1": 3.0, "normal_alignment": 0.03}
@@ -218,52 +216,3 @@ CLAIMS = (
         _strong, **_RELEASED,
     ),
 )  # fmt: skip
-
-
-def finding(records: Records) -> str:
-    """Return what the runs show by each protocol, and how far these are apart."""
-    means = {(row["protocol"], row["method"]): row for row in mean_rows(records)}
-    changed = {
-        row["protocol"]: row
-        for row in change_rows(records)
-        if row["metric"] == ATTACK.title
-    }
-    said = []
-    for protocol in PROTOCOLS:
-        rfm, rfam = (means.get((protocol, method)) for method in ("RFM", "RFAM"))
-        if rfm is None or rfam is None or protocol not in changed:
-            continue
-        parts = (_compared(rfm, rfam, name) for name in NEAR)
-        said.append(
-            f"{protocol.capitalize()}, RFAM against RFM: {', '.join(parts)}; "
-            f"{_robustness(changed[protocol])}."
-        )
-    leaks = [f"{row['mean']:+.1f} ({row['method']})" for row in leak_rows(records)]
-    if leaks:
-        said.append(
-            f"Released less leak-free: {' and '.join(leaks)} points of accuracy."
-        )
-    return " ".join(said) or "No table has both methods."
-
-
-def _compared(rfm: dict[str, Any], rfam: dict[str, Any], name: str) -> str:
-    ours, theirs = (
-        "-" if row[name] is None else _FORMS[name].format(row[name])
-        for row in (rfam, rfm)
-    )
-    return f"{_TITLES[name]} {ours} against {theirs}"
-
-
-def _robustness(row: dict[str, Any]) -> str:
-    """Say how the attack success changes: on how many tables, and how surely."""
-    if row["mean"] is None:
-        return "the attack success is not defined"
-    text = f"attack success changes by {row['mean']:+.1f} points on average, "
-    text += f"{row['median']:+.1f} in the median, and is lower on "
-    text += f"{row['improved']:.0%} of {row['n']} tables"
-    if row["p"] is None:
-        return text
-    text += f" (p = {row['p']:.2g}"
-    if row["p_least"] is not None:
-        text += f"; by single seeds {row['p_least']:.2g} to {row['p_greatest']:.2g}"
-    return f"{text})"

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from normalign_reproduction.items.table2.claims import CLAIMS, finding
+from normalign_reproduction.items.table2.claims import CLAIMS
 from normalign_reproduction.items.table2.data import BUNDLED, TABLES, TableFacts
 from normalign_reproduction.items.table2.drawing import against
 from normalign_reproduction.items.table2.rows import (
@@ -96,7 +96,6 @@ ITEM = Item(
             seeds=3, seconds={"cuda": 900.0}, data="uci", seeds_of=seeds_of
         ),
     },
-    finding=finding,
     tables=[
         Table(
             "table2", "Table 2: means over tables", mean_rows,

@@ -33,13 +33,11 @@ import math
 import statistics
 from collections.abc import Callable
 
-from normalign_reproduction.claims import start_and_end
 from normalign_reproduction.items.transformer.claims import (
     between,
     correlates_with_test,
     generalised,
     generalises_late,
-    memorised,
     rank_correlation,
     rises_since_memorised,
 )
@@ -61,26 +59,6 @@ __all__ = ["ITEM"]
 
 # Columns of a history: ours, its magnitude, and what the authors' script takes.
 MEASURES = ("centroid_alignment", "centroid_magnitude", "token_alignment")
-
-
-def finding(records: Records) -> str:
-    """Return when the seeds memorised and generalised, and how their centroids lie."""
-    late = [step for r in records if (step := generalised(r)) is not None]
-    early = [step for r in records if (step := memorised(r)) is not None]
-    text = f"{len(late)} of {len(records)} seeds generalised"
-    if late and early:
-        text += f", at step {statistics.fmean(late):.0f} in the mean, "
-        text += f"{statistics.fmean(late) / statistics.fmean(early):.1f} times as late "
-        text += "as they had learned their pairs"
-    centroid, size, tokens, answer = (
-        "{:.3f} to {:.3f}".format(*start_and_end(records, name))
-        for name in (*MEASURES, "answer_alignment")
-    )
-    return (
-        f"{text}; centroid alignment goes from {centroid} (its magnitude from {size}; "
-        f"by the authors' measure from {tokens}), the alignment of the right answer's "
-        f"row from {answer}."
-    )
 
 
 def _between(record: Record, name: str) -> list[float]:
@@ -147,7 +125,6 @@ ITEM = Item(
         ),
         "full": Size(5, seconds={"cuda": 85.0, "cpu": 20_000.0}),
     },
-    finding=finding,
     departures=(
         "20000 steps; Nanda et al. take 50000, the authors' script 48000",
         "no warm-up; Nanda et al. take one of 10 steps",

@@ -9,7 +9,7 @@ from normalign_reproduction.claims import start_and_end
 from normalign_reproduction.spec import Record, Records, Verdict
 from normalign_reproduction.statistics import column, grouped
 
-__all__ = ["degrades", "finding", "grows", "settles", "vanishes"]
+__all__ = ["degrades", "grows", "settles", "vanishes"]
 
 # Weights that the paper's text calls small and large; 10 is neither.
 SMALL, LARGE = (0, 1), (100, 1000)
@@ -83,20 +83,3 @@ def _drift(record: Record) -> float:
     since = next(i for i, epoch in enumerate(epochs) if epoch >= 0.8 * epochs[-1])
     last = offset[since:]
     return (max(last) - min(last)) / offset[-1]
-
-
-def finding(records: Records) -> str:
-    """Return the ends of training, over the weights."""
-    groups = gammas(records)
-
-    def ends(name: str, form: str) -> str:
-        values = (start_and_end(group, name)[1] for group in groups.values())
-        return ", ".join(form.format(value) for value in values)
-
-    weights = ", ".join(f"{gamma:g}" for gamma in groups)
-    return (
-        f"With gamma {weights} the Jacobian norm ends at "
-        f"{ends('jacobian_norm', '{:.2g}')}, and the share of right answers at "
-        f"{ends('test_accuracy', '{:.0%}')}; under attack "
-        f"{ends('robust_accuracy', '{:.0%}')}."
-    )

@@ -30,7 +30,6 @@ from normalign_reproduction.items.zero_jacobian.claims import (
     MOST_DRIFT,
     MOST_LEFT,
     degrades,
-    finding,
     grows,
     settles,
     vanishes,
@@ -68,7 +67,6 @@ ITEM = Item(
         ),
         "full": Size(5, seconds={"cuda": 15.0}),
     },
-    finding=finding,
     departures=(
         "two hidden layers of 256, AdamW at 0.001, batches of 100, pixels in [0, 1], "
         "attacks of radius 0.1: the paper gives none of these",
