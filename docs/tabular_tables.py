@@ -22,7 +22,6 @@ from normalign_reproduction.items.table2.rows import (
     Metric,
     change_rows,
     changes,
-    defined,
     leak_rows,
     mean_rows,
     pairs,
@@ -31,7 +30,7 @@ from normalign_reproduction.items.table2.rows import (
 )
 from normalign_reproduction.report.outcome import Outcome
 from normalign_reproduction.spec import Record, Records
-from normalign_reproduction.statistics import student_p, wilcoxon_p
+from normalign_reproduction.statistics import drop_none, student_p, wilcoxon_p
 
 ATTACKS = {"asr": "released", "strong": "strong"}
 RADII = ("0.1", "1", "2")
@@ -147,7 +146,7 @@ def attack_rows(records: Records) -> list[dict[str, Any]]:
             for attack, title in ATTACKS.items():
                 name = f"{attack}_{radius}"
                 metric = Metric(name, name, name, False, "less", "points", "{:+.2f}")
-                known = defined(changes(records, metric, protocol=protocol).values())
+                known = drop_none(changes(records, metric, protocol=protocol).values())
                 rows.append(
                     {
                         "protocol": protocol, "radius": radius, "attack": title,

@@ -13,7 +13,7 @@ from typing import Any
 from normalign_reproduction._errors import require
 from normalign_reproduction.spec import Item
 
-__all__ = ["NAMES", "Condition", "item", "items", "narrowed"]
+__all__ = ["NAMES", "Condition", "item", "items", "narrow"]
 
 # In the paper's order; each is a folder of `items` with an ITEM in its `item.py`.
 NAMES = (
@@ -102,7 +102,7 @@ class Condition:
         return among is (self.sign == "=")
 
 
-def narrowed(item: Item, conditions: Sequence[Condition]) -> Item:
+def narrow(item: Item, conditions: Sequence[Condition]) -> Item:
     """Return an item with the variants for which all conditions hold.
 
     A size of which nothing is left is none of the item's any more, and refused as such.

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Collection, Sequence
 
 from normalign_reproduction.spec import Claim, Item, Record, Records, Verdict
-from normalign_reproduction.statistics import column, final, grouped
+from normalign_reproduction.statistics import column, final, group_by
 
 __all__ = [
     "command", "ends_at_least", "falls_towards", "first", "rises", "start_and_end",
@@ -84,7 +84,7 @@ def _each(
     """Return a check of each value of a setting, in rising order."""
 
     def check(records: Records) -> list[Verdict]:
-        groups = grouped(records, by)
+        groups = group_by(records, by)
         verdicts = []
         for values in sorted(groups):
             holds, ours, why = judge(groups[values])

@@ -15,7 +15,7 @@ from normalign_reproduction.spec import Run
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Context", "Experiment", "Kept", "experiment_named"]
+__all__ = ["Context", "Experiment", "RunCache", "experiment_named"]
 
 
 def _silent(share: float, words: str) -> None:
@@ -93,7 +93,7 @@ def experiment_named(name: str) -> Experiment:
     return cast(Experiment, import_module(name if "." in name else own))
 
 
-class Kept:
+class RunCache:
     """The finished runs of a batch, a file for each beside its checkpoint.
 
     The runner removes the files when the whole batch is stored. A file is written in
@@ -110,7 +110,7 @@ class Kept:
     >>> import tempfile, torch
     >>> run = Run("tabular", 1, "quick", "text", "bundled", {}, seed=0)
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     kept = Kept(Context(torch.device("cpu"), Path(folder, "batch")))
+    ...     kept = RunCache(Context(torch.device("cpu"), Path(folder, "batch")))
     ...     kept.get(run), kept.put(run, {"accuracy": 0.5}), kept.get(run)
     (None, {'accuracy': 0.5}, {'accuracy': 0.5})
     """

@@ -21,7 +21,8 @@ from normalign_reproduction.spec import Item, Record, Run
 from normalign_reproduction.store import Store
 
 __all__ = [
-    "Batch", "Part", "Plan", "checkpoints", "forget", "opened", "planned", "remember",
+    "Batch", "ItemPlan", "Plan", "checkpoints", "forget", "make_plan", "open_batches",
+    "remember",
 ]  # fmt: skip
 
 FORMAT = 1
@@ -70,7 +71,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Part:
+class ItemPlan:
     """What is to be done for one item.
 
     Parameters
@@ -102,7 +103,7 @@ class Plan:
     parts : tuple of Part
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[ItemPlan, ...]
 
     @property
     def batches(self) -> list[Batch]:
@@ -123,7 +124,7 @@ class Plan:
         return sum(seconds or 0.0 for seconds in known)
 
 
-def planned(
+def make_plan(
     items: Iterable[Item],
     *,
     size: str,
@@ -164,7 +165,7 @@ def planned(
     wanted = {key for key, record in found.items() if record is None}
     taken: set[str] = set()
     begun = []
-    for batch in opened(work) if wanted else []:
+    for batch in open_batches(work) if wanted else []:
         lacking = {run.key for run in batch.runs if not store.has(run)}
         if batch.device == device and lacking and lacking <= wanted - taken:
             taken |= lacking
@@ -177,7 +178,7 @@ def planned(
         begun = [batch for batch in begun if batch not in mine]
         open_runs = wanted - taken
         taken |= open_runs & own
-        batches = mine + _formed(all_of_one, open_runs, device)
+        batches = mine + _form_batches(all_of_one, open_runs, device)
         records = [r for key in own if (r := found[key]) is not None]
         # What the item says is said of its own number of seeds.
         told = item.runs(size=size, preset=preset, digits=digits)
@@ -189,7 +190,7 @@ def planned(
             for b in batches
         )
         finished = sum(found[run.key] is not None for run in all_of_one)
-        parts.append(Part(item, all_of_one, finished, named, seconds))
+        parts.append(ItemPlan(item, all_of_one, finished, named, seconds))
     return Plan(tuple(parts))
 
 
@@ -200,7 +201,7 @@ def remember(batch: Batch, work: Path) -> Path:
     return write_json(work / f"{batch.key}.json", content, indent=None)
 
 
-def opened(work: Path) -> list[Batch]:
+def open_batches(work: Path) -> list[Batch]:
     """Return the batches that were begun and not finished, in the order of their keys.
 
     A file that is damaged, or not named by what it holds, is passed over.
@@ -239,7 +240,7 @@ def forget(batch: Batch, work: Path) -> None:
     (work / f"{batch.key}.json").unlink(missing_ok=True)
 
 
-def _formed(runs: Sequence[Run], wanted: set[str], device: str) -> list[Batch]:
+def _form_batches(runs: Sequence[Run], wanted: set[str], device: str) -> list[Batch]:
     """Return the batches of what is wanted of an item's runs."""
     distinct = list({run.key: run for run in runs}.values())
     lacking = [run for run in distinct if run.key in wanted]

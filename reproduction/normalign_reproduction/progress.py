@@ -12,7 +12,7 @@ from typing import Any, Protocol, TextIO
 
 from normalign_reproduction.plan import Batch
 
-__all__ = ["Board", "Running", "duration", "shown"]
+__all__ = ["Board", "Running", "duration", "show_progress"]
 
 _LINE_SECONDS = 20.0
 _REFRESH_SECONDS = 0.5
@@ -250,7 +250,7 @@ class Bars:
 
 
 @contextmanager
-def shown(
+def show_progress(
     board: Board,
     *,
     stream: TextIO | None = None,

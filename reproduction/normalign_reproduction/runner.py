@@ -25,21 +25,21 @@ from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from normalign_reproduction._errors import complaint, require
-from normalign_reproduction.plan import Batch, Plan, forget, opened
-from normalign_reproduction.progress import Board, shown
+from normalign_reproduction.plan import Batch, Plan, forget, open_batches
+from normalign_reproduction.progress import Board, show_progress
 from normalign_reproduction.store import Store
 from normalign_reproduction.worker import (
-    Ended,
+    BatchEnd,
     Workplace,
-    computed,
+    compute_batch,
     is_full,
-    keep,
     notes_of,
+    store_results,
 )
 
 __all__ = [
-    "BACKENDS", "Performance", "Stop", "alone", "carried_out", "deaths", "jobs_for",
-    "pool",
+    "BACKENDS", "Performance", "Stop", "alone", "deaths", "jobs_for", "pool",
+    "run_plan",
 ]  # fmt: skip
 
 _TRIES = 2
@@ -57,21 +57,21 @@ class Performance:
         Whether Ctrl-C came.
     """
 
-    ended: list[Ended]
+    ended: list[BatchEnd]
     interrupted: bool = False
 
     @property
-    def failures(self) -> list[Ended]:
+    def failures(self) -> list[BatchEnd]:
         """The batches that failed."""
         return [one for one in self.ended if one.how == "failed"]
 
     @property
-    def full(self) -> Ended | None:
+    def full(self) -> BatchEnd | None:
         """The batch that found no space left to write to, if one did."""
         return next((one for one in self.ended if one.how == "full"), None)
 
 
-def carried_out(
+def run_plan(
     plan: Plan,
     place: Workplace,
     *,
@@ -118,7 +118,7 @@ def carried_out(
         each = _listening(() if here else batches, place, board, stop)
         try:
             stack.enter_context(stop)
-            stack.enter_context(shown(board, stream=stream, each=each))
+            stack.enter_context(show_progress(board, stream=stream, each=each))
             if here:
                 source = _one_by_one(batches, place, board)
             else:
@@ -138,7 +138,7 @@ def carried_out(
 def _tidy(place: Workplace) -> None:
     """Forget batches whose results were stored just before their process was killed."""
     store = Store(place.results)
-    for batch in opened(place.work):
+    for batch in open_batches(place.work):
         if all(store.has(run) for run in batch.runs):
             forget(batch, place.work)
 
@@ -164,14 +164,14 @@ def _listening(
 
 def _one_by_one(
     batches: Sequence[Batch], place: Workplace, board: Board
-) -> Iterator[Ended]:
+) -> Iterator[BatchEnd]:
     """Compute in this process, until a batch finds a reason to stop."""
     for batch in batches:
 
         def hear(share: float, words: str, key: str = batch.key) -> None:
             board.hear(key, share, words)
 
-        one = computed(batch, place, progress=hear)
+        one = compute_batch(batch, place, progress=hear)
         yield one
         if one.how in ("interrupted", "full"):
             return
@@ -183,7 +183,7 @@ def _spread(
     jobs: int,
     backend: str,
     asked_to_stop: Callable[[], bool],
-) -> Iterator[Ended]:
+) -> Iterator[BatchEnd]:
     """Compute in other processes; whose process dies is tried once more, alone.
 
     When one process dies, joblib ends the others, too. Which batch was to blame shows
@@ -205,7 +205,7 @@ def _spread(
                     strikes[key] += 1
                     suspects.append(one.batch)
                     continue
-                yield one if one.results is None else _kept(one, place)
+                yield one if one.results is None else _store_results(one, place)
         except deaths(backend) as error:
             if asked_to_stop():
                 return
@@ -215,7 +215,7 @@ def _spread(
                     suspects.append(batch)
                 else:
                     line = f"its process died {_TRIES} times: {type(error).__name__}"
-                    yield Ended(batch, "failed", error=line, trace=str(error))
+                    yield BatchEnd(batch, "failed", error=line, trace=str(error))
 
 
 def _parallel(
@@ -225,14 +225,14 @@ def _parallel(
     jobs: int,
     backend: str,
     asked_to_stop: Callable[[], bool],
-) -> Iterator[Ended]:
+) -> Iterator[BatchEnd]:
     """Yield how batches of a queue end, in the order in which they do."""
 
     def tasks() -> Iterator[Any]:
         while queue and not asked_to_stop():
             batch = queue.popleft()
             running[batch.key] = batch
-            yield joblib.delayed(computed)(batch, place)
+            yield joblib.delayed(compute_batch)(batch, place)
 
     settings: dict[str, Any] = {"n_jobs": jobs, "batch_size": 1}
     if backend == "ray":  # it gives nothing back before all it was given has ended
@@ -245,13 +245,13 @@ def _parallel(
     yield from parallel(tasks())
 
 
-def _kept(one: Ended, place: Workplace) -> Ended:
+def _store_results(one: BatchEnd, place: Workplace) -> BatchEnd:
     """Store what came back from another process."""
     try:
-        keep(one.batch, one.results or [], one.made or {}, place)
+        store_results(one.batch, one.results or [], one.made or {}, place)
     except OSError as error:
         how = "full" if is_full(error) else "failed"
-        return Ended(one.batch, how, error=f"{type(error).__name__}: {error}")
+        return BatchEnd(one.batch, how, error=f"{type(error).__name__}: {error}")
     return replace(one, results=None)
 
 

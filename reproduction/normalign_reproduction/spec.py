@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Claim", "Column", "Figure", "Item", "Record", "Records", "Run", "Size", "Table",
-    "Verdict", "crossed",
+    "Verdict", "cross",
 ]  # fmt: skip
 
 PRESETS = ("released", "text")
@@ -32,12 +32,12 @@ SIZES = ("quick", "full")
 Row = dict[str, Any]
 
 
-def crossed(**axes: Iterable[Any]) -> tuple[dict[str, Any], ...]:
+def cross(**axes: Iterable[Any]) -> tuple[dict[str, Any], ...]:
     """Return the variants of a grid: one for each combination, the last axis fastest.
 
     Examples
     --------
-    >>> crossed(task=["xor"], method=["baseline", "grokalign"])[1]
+    >>> cross(task=["xor"], method=["baseline", "grokalign"])[1]
     {'task': 'xor', 'method': 'grokalign'}
     """
     values = [list(axis) for axis in axes.values()]
@@ -288,7 +288,7 @@ class Item:
     experiment : str
         The name of the experiment that computes its runs.
     variants : sequence of mapping
-        See :func:`crossed`.
+        See :func:`cross`.
     settings : mapping of preset to mapping
         The constants, by preset. A preset that is missing has the same as the other.
     sizes : mapping of size to Size

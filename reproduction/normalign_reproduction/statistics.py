@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,20 +16,20 @@ from normalign_reproduction._errors import require
 from normalign_reproduction.spec import Record, Records
 
 __all__ = [
-    "NONE", "RESAMPLES", "bootstrap_interval", "column", "critical_difference", "final",
-    "grouped", "holm", "interval", "mean", "signed_rank_p", "student_p",
-    "wilcoxon_p",
+    "NONE", "RESAMPLES", "bootstrap_interval", "column", "critical_difference",
+    "drop_none", "final", "group_by", "holm", "interval", "mean", "signed_rank_p",
+    "student_p", "wilcoxon_p",
 ]  # fmt: skip
 
 
-def grouped(records: Records, *names: str) -> dict[tuple[Any, ...], list[Record]]:
+def group_by(records: Records, *names: str) -> dict[tuple[Any, ...], list[Record]]:
     """Return the records by the values of some settings, each group by seed.
 
     The groups come in the order in which their values are first met.
 
     Examples
     --------
-    >>> grouped([], "method")
+    >>> group_by([], "method")
     {}
     """
     groups: dict[tuple[Any, ...], list[Record]] = {}
@@ -81,6 +81,17 @@ def mean(values: Sequence[float]) -> float | None:
     (2.0, None)
     """
     return statistics.fmean(values) if values else None
+
+
+def drop_none(values: Iterable[float | None]) -> list[float]:
+    """Return the numbers that are not None.
+
+    Examples
+    --------
+    >>> drop_none([1.0, None])
+    [1.0]
+    """
+    return [value for value in values if value is not None]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:

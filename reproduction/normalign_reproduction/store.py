@@ -24,7 +24,7 @@ from normalign_reproduction.files import (
 from normalign_reproduction.spec import Record, Run
 
 __all__ = [
-    "Store", "packed_archive", "read_archive", "unpacked_archive", "write_archive",
+    "Store", "pack_archive", "read_archive", "unpack_archive", "write_archive",
 ]  # fmt: skip
 
 FORMAT, ARCHIVE = 2, 3
@@ -92,7 +92,7 @@ def write_archive(path: Path, records: Iterable[Record], **about: Any) -> Path:
         Further entries of the file's head, such as ``item="table1"``.
     """
     kept = sorted(records, key=lambda record: record.run.key)
-    whole = {"format": ARCHIVE, **about, **packed_archive(kept)}
+    whole = {"format": ARCHIVE, **about, **pack_archive(kept)}
     return write_checked(path, whole, indent=None)
 
 
@@ -128,7 +128,7 @@ def _archive_entries(path: Path) -> list[dict[str, Any]]:
     rule = f"of format {ARCHIVE}"
     require(of == ARCHIVE, "read_archive", "path", rule, f"{path} of format {of}")
     try:
-        joined = unpacked_archive(content)
+        joined = unpack_archive(content)
         whole = isinstance(records, list) and all(map(_is_whole, joined))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _no_archive(path, error) from error
@@ -197,11 +197,11 @@ def _entry(path: Path) -> dict[str, Any] | None:
 _COLUMNS = "by column"  # the only key of a list of mappings that was turned
 
 
-def packed_archive(records: Sequence[Record]) -> dict[str, Any]:
+def pack_archive(records: Sequence[Record]) -> dict[str, Any]:
     """Return what a file holds of some records."""
     runs = [record.run.to_dict() for record in records]
-    settings = _shared([run["settings"] for run in runs])
-    made, common = _shared([record.made for record in records]), _shared(runs)
+    settings = _common([run["settings"] for run in runs])
+    made, common = _common([record.made for record in records]), _common(runs)
     batches: dict[str, dict[str, Any]] = {}
     entries = []
     for record, run in zip(records, runs, strict=True):
@@ -210,7 +210,7 @@ def packed_archive(records: Sequence[Record]) -> dict[str, Any]:
         if "batch" in own and batches.setdefault(own["batch"], own) == own:
             said = {"batch": own["batch"]}
         run = _without(run, common) | {"settings": _without(run["settings"], settings)}
-        result = _turned(record.result)
+        result = _to_columns(record.result)
         entries.append({"key": record.run.key, "run": run, **said, "result": result})
     return {
         "made": made, "batches": batches, "run": common | {"settings": settings},
@@ -218,7 +218,7 @@ def packed_archive(records: Sequence[Record]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def unpacked_archive(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+def unpack_archive(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the entries of a file as the store has them: key, run, result, made.
 
     Raises
@@ -234,13 +234,13 @@ def unpacked_archive(content: Mapping[str, Any]) -> list[dict[str, Any]]:
         own = batches[one["batch"]] if "batch" in one else one["made"]
         run = {**common, **one["run"]}
         run["settings"] = {**settings, **run["settings"]}
-        result = _turned_back(one["result"])
+        result = _to_rows(one["result"])
         made = {**everywhere, **own}
         entries.append({"key": one["key"], "run": run, "result": result, "made": made})
     return entries
 
 
-def _shared(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _common(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the items that all of some mappings have."""
     first = several[0] if several else {}
     return {
@@ -254,34 +254,33 @@ def _without(whole: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, A
     return {name: value for name, value in whole.items() if name not in shared}
 
 
-def _turned(value: Any) -> Any:
+def _to_columns(value: Any) -> Any:
     """Return lists of mappings with the same keys as one mapping of lists.
 
     Examples
     --------
-    >>> _turned([{"a": 1}, {"a": 2}])
+    >>> _to_columns([{"a": 1}, {"a": 2}])
     {'by column': {'a': [1, 2]}}
     """
     if isinstance(value, dict):
-        return {name: _turned(part) for name, part in value.items()}
+        return {name: _to_columns(part) for name, part in value.items()}
     if not isinstance(value, list):
         return value
     alike = len(value) > 1 and all(isinstance(one, dict) and one for one in value)
     if alike and all(list(one) == list(value[0]) for one in value):
-        return {_COLUMNS: {n: [_turned(one[n]) for one in value] for n in value[0]}}
-    return [_turned(part) for part in value]
+        return {_COLUMNS: {n: [_to_columns(one[n]) for one in value] for n in value[0]}}
+    return [_to_columns(part) for part in value]
 
 
-def _turned_back(value: Any) -> Any:
+def _to_rows(value: Any) -> Any:
     if isinstance(value, list):
-        return [_turned_back(part) for part in value]
+        return [_to_rows(part) for part in value]
     if not isinstance(value, dict):
         return value
     if list(value) == [_COLUMNS]:
         columns = value[_COLUMNS]
         rows = zip(*columns.values(), strict=True)
         return [
-            {n: _turned_back(v) for n, v in zip(columns, row, strict=True)}
-            for row in rows
+            {n: _to_rows(v) for n, v in zip(columns, row, strict=True)} for row in rows
         ]
-    return {name: _turned_back(part) for name, part in value.items()}
+    return {name: _to_rows(part) for name, part in value.items()}

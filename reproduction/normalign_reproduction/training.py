@@ -12,11 +12,12 @@ from normalign_reproduction.context import Context
 from normalign_reproduction.spec import Run
 
 __all__ = [
-    "alike", "all_rounded", "kept_history", "log_spaced", "rounded", "trained_together",
+    "group_alike", "history_columns", "log_spaced", "round_all", "round_digits",
+    "train_ensembles",
 ]  # fmt: skip
 
 
-def alike(
+def group_alike(
     runs: Sequence[Run], *, but_for: Collection[str] = (), any_seed: bool = True
 ) -> list[list[Run]]:
     """Return the runs in groups that agree in everything but some settings.
@@ -37,7 +38,7 @@ def alike(
     return list(groups.values())
 
 
-def trained_together(
+def train_ensembles(
     ensembles: Sequence[Ensemble], context: Context, *, names: Sequence[str]
 ) -> list[list[Trained]]:
     """Train the ensembles of a batch to their end, from their checkpoints if any.
@@ -96,37 +97,37 @@ def log_spaced(epochs: int, count: int) -> frozenset[int]:
     return frozenset({0, *(round(epochs ** (i / (count - 2))) for i in steps)})
 
 
-def rounded(value: float) -> float:
+def round_digits(value: float) -> float:
     """Return a number with six significant digits; what is not finite as it is.
 
     Examples
     --------
-    >>> rounded(2 / 3), rounded(float("inf"))
+    >>> round_digits(2 / 3), rounded(float("inf"))
     (0.666667, inf)
     """
     return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else value
 
 
-def all_rounded(value: Any) -> Any:
+def round_all(value: Any) -> Any:
     """Return a result whose every real number has six significant digits.
 
     Examples
     --------
-    >>> all_rounded({"n": 3, "shares": [2 / 3, None]})
+    >>> round_all({"n": 3, "shares": [2 / 3, None]})
     {'n': 3, 'shares': [0.666667, None]}
     """
     if isinstance(value, dict):
-        return {name: all_rounded(part) for name, part in value.items()}
+        return {name: round_all(part) for name, part in value.items()}
     if isinstance(value, list):
-        return [all_rounded(part) for part in value]
-    return rounded(value) if isinstance(value, float) else value
+        return [round_all(part) for part in value]
+    return round_digits(value) if isinstance(value, float) else value
 
 
-def kept_history(history: History, names: Sequence[str]) -> dict[str, Any]:
+def history_columns(history: History, names: Sequence[str]) -> dict[str, Any]:
     """Return some columns of a history, and its epochs, rounded, for a result.
 
     Seconds are left out: they are no result, and the same run has others.
     """
-    columns = {name: [rounded(v) for v in history[name]] for name in names}
+    columns = {name: [round_digits(v) for v in history[name]] for name in names}
     stored = History({"epoch": history["epoch"], **columns}).to_dict()
     return {"columns": stored["columns"]}

@@ -31,7 +31,9 @@ from normalign_reproduction.files import read_checked, write_checked
 from normalign_reproduction.plan import Batch, checkpoints, forget, remember
 from normalign_reproduction.store import Store
 
-__all__ = ["Ended", "Workplace", "computed", "is_full", "keep", "notes_of"]
+__all__ = [
+    "BatchEnd", "Workplace", "compute_batch", "is_full", "notes_of", "store_results",
+]  # fmt: skip
 
 # What an experiment may raise. Anything else is a fault of this program.
 FAILURES = (
@@ -81,7 +83,7 @@ class Workplace:
 
 
 @dataclass(frozen=True)
-class Ended:
+class BatchEnd:
     """How the computation of a batch ended.
 
     Parameters
@@ -111,9 +113,9 @@ class Ended:
         return self.how == "failed" and self.error.startswith("OutOfMemoryError")
 
 
-def computed(
+def compute_batch(
     batch: Batch, place: Workplace, *, progress: Progress | None = None
-) -> Ended:
+) -> BatchEnd:
     """Compute a batch, from its checkpoint if there is one, and keep what came out.
 
     A checkpoint that is refused when it is read, for it is damaged or of other
@@ -129,12 +131,12 @@ def computed(
     try:
         work = _work_folder(place.work)
     except PermissionError as error:
-        return Ended(batch, "failed", error=str(error), trace=traceback.format_exc())
+        return BatchEnd(batch, "failed", error=str(error), trace=traceback.format_exc())
     notes = Notes(work / f"{batch.key}.progress", place.session, progress)
     try:
         if place.writes and _is_stored(batch, place):
             forget(batch, work)
-            return Ended(batch, "done")
+            return BatchEnd(batch, "done")
         resumed = bool(checkpoints(batch, work))
         notes(notes.share if resumed else 0.0, "begins")
         remember(batch, work)
@@ -146,26 +148,26 @@ def computed(
             forget(batch, work)
             remember(batch, work)
             results = _results(batch, place, work, notes)
-        made = _made(batch, place, notes.seconds)
+        made = _provenance(batch, place, notes.seconds)
         if not place.writes:
-            return Ended(batch, "done", results=results, made=made)
-        keep(batch, results, made, place)
-        return Ended(batch, "done")
+            return BatchEnd(batch, "done", results=results, made=made)
+        store_results(batch, results, made, place)
+        return BatchEnd(batch, "done")
     except KeyboardInterrupt:
-        return Ended(batch, "interrupted")
+        return BatchEnd(batch, "interrupted")
     except FAILURES as error:
         line = f"{type(error).__name__}: {error}".splitlines()[0]
         if is_full(error):
-            return Ended(batch, "full", error=line)
+            return BatchEnd(batch, "full", error=line)
         trace = traceback.format_exc()
         with suppress(OSError):
             (work / f"{batch.key}.error").write_text(trace, encoding="utf-8")
-        return Ended(batch, "failed", error=line, trace=trace)
+        return BatchEnd(batch, "failed", error=line, trace=trace)
     finally:
         notes.leave()
 
 
-def keep(
+def store_results(
     batch: Batch,
     results: list[dict[str, Any]],
     made: Mapping[str, Any],
@@ -259,7 +261,7 @@ def _is_refusal(error: ValueError, batch: Batch, work: Path) -> bool:
     return isinstance(error, CheckpointRefused)
 
 
-def _made(batch: Batch, place: Workplace, seconds: float) -> dict[str, Any]:
+def _provenance(batch: Batch, place: Workplace, seconds: float) -> dict[str, Any]:
     return {
         **(place.made or {}),
         "threads": place.threads or torch.get_num_threads(),

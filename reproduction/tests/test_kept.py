@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normalign_reproduction.context import Context, Kept
+from normalign_reproduction.context import Context, RunCache
 from normalign_reproduction.plan import Batch, checkpoints, forget
 from normalign_reproduction.spec import Run
 
@@ -32,13 +32,13 @@ JSON = st.recursive(
 @given(result=st.dictionaries(st.text(), JSON))
 def test_what_is_put_is_got_in_another_process(tmp_path_factory, result):
     place = tmp_path_factory.mktemp("work") / "batch"
-    put = Kept(Context(torch.device("cpu"), place)).put(run_of(), result)
+    put = RunCache(Context(torch.device("cpu"), place)).put(run_of(), result)
     assert put == result
-    assert Kept(Context(torch.device("cpu"), place)).get(run_of()) == result
+    assert RunCache(Context(torch.device("cpu"), place)).get(run_of()) == result
 
 
 def test_a_run_is_found_by_all_its_settings(context):
-    kept = Kept(context)
+    kept = RunCache(context)
     kept.put(run_of(0), {"accuracy": 0.25})
     assert kept.get(run_of(1)) is None
     assert kept.get(run_of(0, rows=5)) is None
@@ -47,13 +47,13 @@ def test_a_run_is_found_by_all_its_settings(context):
 
 def test_what_a_run_returns_is_what_a_resumed_one_returns(context):
     """A tuple and a number as a key come back as JSON has them, at once."""
-    kept = Kept(context)
+    kept = RunCache(context)
     assert kept.put(run_of(), {"pair": (1, 2), "by": {3: "x"}}) == kept.get(run_of())
 
 
 @pytest.mark.parametrize("cut", [0, 1, 40, -3])
 def test_a_damaged_file_costs_its_run_and_a_word(context, caplog, cut):
-    kept = Kept(context)
+    kept = RunCache(context)
     for seed in (0, 1):
         kept.put(run_of(seed), {"accuracy": 0.5})
     (path,) = context.checkpoint.parent.glob(f"*{run_of(0).key}*")
@@ -72,7 +72,7 @@ def test_a_damaged_file_costs_its_run_and_a_word(context, caplog, cut):
     ids=["no text", "a list", "a number", "empty", "another run"],
 )
 def test_what_is_no_result_is_none(context, content):
-    kept = Kept(context)
+    kept = RunCache(context)
     kept.put(run_of(), {})
     (path,) = context.checkpoint.parent.iterdir()
     path.write_bytes(content)
@@ -80,7 +80,7 @@ def test_what_is_no_result_is_none(context, content):
 
 
 def test_a_result_that_is_no_mapping_is_none(context):
-    kept = Kept(context)
+    kept = RunCache(context)
     kept.put(run_of(), {})
     (path,) = context.checkpoint.parent.iterdir()
     path.write_text(json.dumps({"run": run_of().to_dict(), "result": [1]}))
@@ -89,13 +89,13 @@ def test_a_result_that_is_no_mapping_is_none(context):
 
 def test_a_number_that_json_lacks_is_refused_and_leaves_no_file(context):
     with pytest.raises(ValueError, match="not JSON compliant"):
-        Kept(context).put(run_of(), {"accuracy": float("nan")})
+        RunCache(context).put(run_of(), {"accuracy": float("nan")})
     assert not list(context.checkpoint.parent.iterdir())
 
 
 def test_the_runner_sees_and_removes_the_files(tmp_path):
     batch = Batch((run_of(),), "cpu", 1)
-    Kept(Context(torch.device("cpu"), tmp_path / batch.key)).put(run_of(), {})
+    RunCache(Context(torch.device("cpu"), tmp_path / batch.key)).put(run_of(), {})
     assert len(checkpoints(batch, tmp_path)) == 1
     forget(batch, tmp_path)
     assert not list(tmp_path.iterdir())

@@ -7,8 +7,8 @@ import torch
 from normalign_reproduction.plan import (
     checkpoints,
     forget,
-    opened,
-    planned,
+    make_plan,
+    open_batches,
     remember,
 )
 from normalign_reproduction.store import Store
@@ -29,7 +29,7 @@ def plan(store, tmp_path):
 
     def of(*items, **changes):
         words = {**WORDS, "store": store, "work": tmp_path / "work", **changes}
-        return planned(items or [tiny.item()], **words)
+        return make_plan(items or [tiny.item()], **words)
 
     return of
 
@@ -110,7 +110,7 @@ def test_a_begun_batch_that_is_wanted_in_part_is_left_alone(plan, tmp_path):
     work = tmp_path / "work"
     remember(plan(seeds=4).batches[0], work)
     assert not any(batch.begun for batch in plan().batches)
-    assert len(opened(work)) == 1
+    assert len(open_batches(work)) == 1
     assert sum(batch.begun for batch in plan(seeds=4).batches) == 1
 
 
@@ -155,7 +155,7 @@ def test_a_damaged_description_is_passed_over(plan, tmp_path):
     path.write_text(path.read_text()[:-20])
     (work / "0123456789ab.json").write_text(json.dumps({"runs": []}))
     (work / "0123456789ab.state.json").write_text("{}")
-    assert opened(work) == []
+    assert open_batches(work) == []
     assert plan().missing == 6
 
 

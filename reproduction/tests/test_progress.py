@@ -4,7 +4,7 @@ import time
 import pytest
 
 from normalign_reproduction.plan import Batch
-from normalign_reproduction.progress import Bars, Board, Lines, shown
+from normalign_reproduction.progress import Bars, Board, Lines, show_progress
 from normalign_reproduction.spec import Run
 
 
@@ -98,7 +98,7 @@ def test_a_terminal_gets_a_bar_for_the_whole_and_one_for_each_batch():
 
 def test_the_thread_calls_back_and_ends_with_the_block():
     calls = []
-    with shown(Board([], None), each=lambda: calls.append(time.monotonic())):
+    with show_progress(Board([], None), each=lambda: calls.append(time.monotonic())):
         end = time.monotonic() + 10
         while not calls and time.monotonic() < end:
             time.sleep(0.05)

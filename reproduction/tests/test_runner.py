@@ -15,10 +15,10 @@ from normalign_reproduction import store as results_module
 from normalign_reproduction import worker as workers
 from normalign_reproduction.context import Context
 from normalign_reproduction.files import write_checked
-from normalign_reproduction.plan import opened, planned
-from normalign_reproduction.runner import carried_out, jobs_for, pool
+from normalign_reproduction.plan import make_plan, open_batches
+from normalign_reproduction.runner import jobs_for, pool, run_plan
 from normalign_reproduction.store import Store
-from normalign_reproduction.worker import Workplace, computed
+from normalign_reproduction.worker import Workplace, compute_batch
 from tests import tiny, tiny_training
 from tests.processes import Server, is_alive, kill, notes, results, wait_for
 
@@ -36,7 +36,7 @@ def there(tmp_path):
     def plan(*items, **changes):
         words = {"size": "quick", "preset": "released", "digits": "mnist"}
         words |= {"device": "cpu", "store": store, "work": place.work, **changes}
-        return planned(items or [tiny.item()], **words)
+        return make_plan(items or [tiny.item()], **words)
 
     return SimpleNamespace(out=tmp_path, store=store, place=place, plan=plan)
 
@@ -63,16 +63,16 @@ EXPECTED = sorted([logistic(0), logistic(1)] * 3)
 
 
 def test_all_results_are_stored_and_the_work_folder_is_left_empty(there):
-    done = carried_out(there.plan(), there.place)
+    done = run_plan(there.plan(), there.place)
     assert [one.how for one in done.ended] == ["done"] * 3
     assert values(there.out) == EXPECTED
     assert there.plan().batches == []
-    assert opened(there.place.work) == []
+    assert open_batches(there.place.work) == []
     assert [path.name for path in there.place.work.iterdir()] == [".lock"]
 
 
 def test_a_record_says_what_made_it(there):
-    carried_out(there.plan(), there.place)
+    run_plan(there.plan(), there.place)
     made = there.store.records(there.plan().parts[0].runs)[0].made
     assert made["commit"] == "abc"
     assert made["device_kind"] == "cpu"
@@ -84,7 +84,7 @@ def test_a_record_says_what_made_it(there):
 
 def test_a_batch_that_raises_does_not_stop_the_others(there):
     item = tiny.item(mode="raise")
-    done = carried_out(there.plan(item), there.place)
+    done = run_plan(there.plan(item), there.place)
     (failure,) = done.failures
     assert failure.error == "ValueError: the fifth step"
     assert "is too high" in failure.trace
@@ -97,7 +97,7 @@ def test_a_batch_that_raises_does_not_stop_the_others(there):
 def test_results_that_are_too_few_or_not_finite_are_a_failure(there, monkeypatch):
     for wrong in ([], [{"value": float("inf")}, {"value": 1.0}]):
         monkeypatch.setattr(tiny, "compute", lambda batch, context, w=wrong: w)
-        done = carried_out(there.plan(), there.place)
+        done = run_plan(there.plan(), there.place)
         assert len(done.failures) == 3
     assert not results(there.out)
 
@@ -107,7 +107,7 @@ def test_a_checkpoint_that_does_not_fit_costs_a_new_start(there):
     key = plan.batches[0].key
     there.place.work.mkdir()
     (there.place.work / f"{key}.state.json").write_text('{"step": ')
-    done = carried_out(plan, there.place)
+    done = run_plan(plan, there.place)
     assert not done.failures
     assert values(there.out) == EXPECTED
 
@@ -125,7 +125,7 @@ def test_an_ensembles_checkpoint_that_is_damaged_or_of_another_costs_a_new_start
     there.place.work.mkdir()
     kept = there.place.work / f"{batch.key}.xor.safetensors"
     kept.write_bytes(b"no tensors")
-    assert not carried_out(plan, there.place).failures
+    assert not run_plan(plan, there.place).failures
     whole = results(there.out)
     (other,) = there.plan(training(steps=6)).batches
     place = replace(there.place, results=there.out / "elsewhere")
@@ -133,7 +133,7 @@ def test_an_ensembles_checkpoint_that_is_damaged_or_of_another_costs_a_new_start
     with pytest.raises(KeyboardInterrupt):
         tiny_training.compute(other.runs, interrupting(there.place.work / other.key))
     begun.replace(kept)
-    assert not carried_out(plan, place).failures
+    assert not run_plan(plan, place).failures
     assert results(there.out) == whole
     again = Store(place.results).records(batch.runs)
     assert [record.result for record in again] == [
@@ -170,29 +170,29 @@ def test_any_other_error_keeps_the_checkpoint_and_fails_the_batch(
             raise wrong.pop(0)
 
     monkeypatch.setattr(tiny, "misbehave", stop)
-    assert computed(batch, place).how == "interrupted"
-    ended = computed(batch, place)
+    assert compute_batch(batch, place).how == "interrupted"
+    ended = compute_batch(batch, place)
     assert ended.how == "failed"
     assert str(error) in ended.error
     assert steps[31:] == [30]
-    assert computed(batch, place).how == "done"
+    assert compute_batch(batch, place).how == "done"
     assert steps[32:] == list(range(30, 40))
     assert values(there.out) == [logistic(0), logistic(1)]
 
 
 def test_what_was_stored_just_before_a_kill_is_tidied_up(there):
     plan = there.plan()
-    carried_out(plan, there.place)
+    run_plan(plan, there.place)
     workers.remember(plan.batches[0], there.place.work)
     (there.place.work / f"{plan.batches[0].key}.xor.safetensors").write_text("")
-    carried_out(there.plan(seeds=3), there.place)
+    run_plan(there.plan(seeds=3), there.place)
     assert [path.name for path in there.place.work.iterdir()] == [".lock"]
 
 
 def test_what_is_stored_is_never_overwritten(there):
     batch = there.plan().batches[0]
     there.store.write(batch.runs[0], {"value": 7}, {})
-    computed(batch, there.place)
+    compute_batch(batch, there.place)
     assert there.store.records(batch.runs)[0].result == {"value": 7}
     assert there.store.records(batch.runs)[1].result["value"] == logistic(1)
 
@@ -207,13 +207,13 @@ def test_an_interrupted_batch_ends_the_work_and_goes_on_later(there, monkeypatch
             raise KeyboardInterrupt
 
     monkeypatch.setattr(tiny, "misbehave", interrupt)
-    done = carried_out(there.plan(), place)
+    done = run_plan(there.plan(), place)
     assert done.interrupted
     assert [one.how for one in done.ended] == ["done", "interrupted"]
     n += [0] * 70
     assert sum(batch.begun for batch in there.plan().batches) == 1
     before = len(n)
-    again = carried_out(there.plan(), place)
+    again = run_plan(there.plan(), place)
     assert n[before] == 20  # not from the start
     assert not again.interrupted
     monkeypatch.setattr(tiny, "misbehave", real)
@@ -225,7 +225,7 @@ def test_seconds_add_up_over_processes(there, monkeypatch):
     note = {"share": 0.5, "words": "half", "seconds": 100.0, "session": "", "pid": 1}
     there.place.work.mkdir()
     write_checked(there.place.work / f"{batch.key}.progress", note)
-    computed(batch, there.place)
+    compute_batch(batch, there.place)
     made = there.store.records(batch.runs)[0].made
     assert 100.0 < made["seconds"] < 160.0
 
@@ -243,13 +243,13 @@ def test_a_full_disk_stops_the_work_and_loses_nothing(there, monkeypatch):
         return real(path, content)
 
     monkeypatch.setattr(results_module, "write_checked", write)
-    done = carried_out(there.plan(), there.place)
+    done = run_plan(there.plan(), there.place)
     assert done.full is not None
     assert "No space left" in done.full.error
     assert [one.how for one in done.ended] == ["done", "full"]
     assert len(results(there.out)) == 3
     monkeypatch.setattr(results_module, "write_checked", real)
-    carried_out(there.plan(), there.place)
+    run_plan(there.plan(), there.place)
     assert values(there.out) == EXPECTED
 
 
@@ -260,7 +260,7 @@ def test_the_systems_own_error_counts_as_a_full_disk(there, monkeypatch):
             full.write("x")
 
     monkeypatch.setattr(tiny, "compute", compute)
-    assert computed(there.plan().batches[0], there.place).how == "full"
+    assert compute_batch(there.plan().batches[0], there.place).how == "full"
 
 
 # the work folder
@@ -313,7 +313,7 @@ def test_a_folder_that_others_may_have_made_is_refused(
     else:
         put(temporary / f"normalign-work-{os.getuid()}")
     place = replace(there.place, work=temporary / "elsewhere")
-    ended = computed(there.plan().batches[0], place)
+    ended = compute_batch(there.plan().batches[0], place)
     assert ended.how == "failed"
     assert got in ended.error
     assert "a folder of user" in ended.error
@@ -342,7 +342,7 @@ def test_threads_are_limited_in_a_batch_and_given_back(there, monkeypatch):
         tiny, "misbehave", lambda *_: seen.append(torch.get_num_threads())
     )
     before = torch.get_num_threads()
-    computed(there.plan().batches[0], there.place)
+    compute_batch(there.plan().batches[0], there.place)
     assert set(seen) == {1}
     assert torch.get_num_threads() == before
 
@@ -354,15 +354,15 @@ def test_two_processes_do_not_work_in_one_folder(there):
     with (there.place.work / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match="in which another process computes"):
-            carried_out(there.plan(), there.place)
-    carried_out(there.plan(), there.place)
+            run_plan(there.plan(), there.place)
+    run_plan(there.plan(), there.place)
     assert values(there.out) == EXPECTED
 
 
 def test_a_backend_that_is_not_installed_is_named(there, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray.util.joblib", None)
     with pytest.raises(ModuleNotFoundError, match="Install ray, or take 'loky'"):
-        carried_out(there.plan(), there.place, jobs=2, backend="ray")
+        run_plan(there.plan(), there.place, jobs=2, backend="ray")
     rule = "backend must be 'loky' or 'dask' or 'ray', got 'mpi'"
     with pytest.raises(ValueError, match=rule), pool("mpi", there.place, jobs=2):
         pass
@@ -371,22 +371,22 @@ def test_a_backend_that_is_not_installed_is_named(there, monkeypatch):
 @pytest.mark.full
 def test_a_process_that_dies_costs_its_batch_one_more_try(there):
     once = tiny.item(mode="die_once", groups=2)
-    done = carried_out(there.plan(once), there.place, jobs=2)
+    done = run_plan(there.plan(once), there.place, jobs=2)
     assert not done.failures
     assert values(there.out) == sorted([logistic(0), logistic(1)] * 2)
-    assert opened(there.place.work) == []
+    assert open_batches(there.place.work) == []
 
 
 @pytest.mark.full
 def test_a_batch_that_finds_a_gpus_memory_taken_is_tried_again_alone(there):
-    done = carried_out(there.plan(tiny.item(mode="crowded")), there.place, jobs=2)
+    done = run_plan(there.plan(tiny.item(mode="crowded")), there.place, jobs=2)
     assert [one.how for one in done.ended] == ["done"] * 3
     assert values(there.out) == EXPECTED
 
 
 @pytest.mark.full
 def test_a_batch_that_a_gpu_cannot_hold_fails_once_and_for_all(there):
-    done = carried_out(there.plan(tiny.item(mode="too_large")), there.place, jobs=2)
+    done = run_plan(there.plan(tiny.item(mode="too_large")), there.place, jobs=2)
     (failure,) = done.failures
     assert failure.error == "OutOfMemoryError: Tried to allocate 1 TiB"
     assert len(done.ended) == 3
@@ -395,11 +395,11 @@ def test_a_batch_that_a_gpu_cannot_hold_fails_once_and_for_all(there):
 @pytest.mark.full
 def test_a_batch_whose_process_dies_twice_is_given_up(there):
     always = tiny.item(mode="die")
-    done = carried_out(there.plan(always), there.place, jobs=2)
+    done = run_plan(there.plan(always), there.place, jobs=2)
     (failure,) = done.failures
     assert "died 2 times: TerminatedWorkerError" in failure.error
     assert values(there.out) == sorted([logistic(0), logistic(1)] * 2)
-    (left,) = opened(there.place.work)
+    (left,) = open_batches(there.place.work)
     assert left.key == failure.batch.key
 
 
@@ -407,10 +407,10 @@ def test_a_batch_whose_process_dies_twice_is_given_up(there):
 def test_a_dask_cluster_of_two_processes_computes_the_same(there):
     pytest.importorskip("distributed")
     item = tiny.item(mode="raise")
-    done = carried_out(there.plan(item), there.place, jobs=2, backend="dask")
+    done = run_plan(there.plan(item), there.place, jobs=2, backend="dask")
     assert [one.error for one in done.failures] == ["ValueError: the fifth step"]
     assert values(there.out) == sorted([logistic(0), logistic(1)] * 2)
-    again = carried_out(there.plan(), there.place, jobs=2, backend="dask")
+    again = run_plan(there.plan(), there.place, jobs=2, backend="dask")
     assert not again.failures
     assert there.plan().batches == []
     assert len({path.name for path in there.place.work.iterdir()}) <= 4

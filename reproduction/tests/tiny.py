@@ -16,7 +16,7 @@ import time
 import types
 from importlib import import_module
 
-from normalign_reproduction.spec import Item, Size, crossed
+from normalign_reproduction.spec import Item, Size, cross
 
 NAME = "tests.tiny"
 
@@ -88,7 +88,7 @@ def item(name="steady", *, mode="none", pause=0.0, groups=3, **changes):
             "title": "The logistic map",
             "shows": "That it goes on.",
             "experiment": NAME,
-            "variants": crossed(group=range(groups)),
+            "variants": cross(group=range(groups)),
             "settings": {"released": {"mode": mode, "pause": pause}},
             "sizes": {
                 "quick": Size(2, {"steps": 40}, seconds={"cpu": 12.0}),

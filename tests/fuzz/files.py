@@ -35,10 +35,10 @@ from normalign.training import Ensemble, Member
 from normalign.training.checkpoint import read_checkpoint, write_checkpoint
 from normalign.training.robust import Recipe, RobustTrainer
 from normalign.training.rules import SGD
-from normalign_reproduction.commands.unchanged import recalled, remembered
-from normalign_reproduction.context import Context, Kept
-from normalign_reproduction.plan import Batch, opened, remember
-from normalign_reproduction.report.files import write_anew
+from normalign_reproduction.commands.unchanged import load_output, save_output
+from normalign_reproduction.context import Context, RunCache
+from normalign_reproduction.plan import Batch, open_batches, remember
+from normalign_reproduction.report.files import sync_files
 from normalign_reproduction.spec import Record, Run
 from normalign_reproduction.store import Store, read_archive, write_archive
 from normalign_reproduction.worker import Notes, notes_of
@@ -144,8 +144,8 @@ def _in_order(found: list[Any]) -> list[Any]:
     return sorted(found, key=lambda parts: parts[0].seed)
 
 
-def _kept(folder: Path) -> Kept:
-    return Kept(Context(torch.device("cpu"), folder / "batch"))
+def _kept(folder: Path) -> RunCache:
+    return RunCache(Context(torch.device("cpu"), folder / "batch"))
 
 
 def _write_kept(folder: Path, seed: int) -> Path:
@@ -186,19 +186,19 @@ def _write_batch(folder: Path, seed: int) -> Path:
 
 
 def _read_batch(path: Path) -> Any:
-    found = [(batch.runs, batch.device) for batch in opened(path.parent)]
+    found = [(batch.runs, batch.device) for batch in open_batches(path.parent)]
     return found[0] if found else MISSING
 
 
 def _write_memory(folder: Path, seed: int) -> Path:
     with _no_package():
-        remembered(folder / "m.json", ["words"], str(_values(seed)), seen=[])
+        save_output(folder / "m.json", ["words"], str(_values(seed)), seen=[])
     return folder / "m.json"
 
 
 def _read_memory(path: Path) -> Any:
     with _no_package():
-        found = recalled(path, ["words"])
+        found = load_output(path, ["words"])
     return MISSING if found is None else found
 
 
@@ -247,13 +247,13 @@ def _read_download(path: Path) -> Any:
 
 def _write_list(folder: Path, seed: int) -> Path:
     (folder / "mine.txt").write_text("of somebody else")
-    write_anew(folder, {f"{seed}.txt": "first", "both.txt": "1"}, list_name="list.json")
+    sync_files(folder, {f"{seed}.txt": "first", "both.txt": "1"}, list_name="list.json")
     return folder / "list.json"
 
 
 def _read_list(path: Path) -> Any:
     """Write again: the result does not depend on the list, but for one old file."""
-    write_anew(path.parent, {"both.txt": "2"}, list_name="list.json")
+    sync_files(path.parent, {"both.txt": "2"}, list_name="list.json")
     assert (path.parent / "both.txt").read_text() == "2"
     assert (path.parent / "mine.txt").read_text() == "of somebody else"
     return MISSING

@@ -28,7 +28,7 @@ from normalign.training.checkpoint import CheckpointRefused
 from normalign.training.robust import Recipe, RobustTrainer
 from normalign.training.rules import SGD, AdamW, Grokfast, OrthoGrad
 from normalign.training.stack_geometry import stacked_geometry
-from normalign_reproduction.context import Context, Kept
+from normalign_reproduction.context import Context, RunCache
 from normalign_reproduction.files import read_checked, write_checked
 from normalign_reproduction.plan import Batch
 from normalign_reproduction.spec import Run
@@ -461,7 +461,7 @@ def _check_store(case: dict, folder: Path) -> None:
     run, store = _run(settings), Store(folder / "results")
     result = {"value": case["seed"] / 7, "history": {"columns": {"epoch": [0, 1]}}}
     store.write(run, result, {"commit": "abc"})
-    kept = Kept(Context(torch.device("cpu"), folder / "batch"))
+    kept = RunCache(Context(torch.device("cpu"), folder / "batch"))
     kept.put(run, result)
     again = copy.deepcopy(settings)
     turned = Run(**dict(reversed(_run(again).to_dict().items())))

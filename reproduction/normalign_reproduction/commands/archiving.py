@@ -9,7 +9,7 @@ from normalign.cli import note
 from normalign_reproduction._errors import require
 
 if TYPE_CHECKING:
-    from normalign_reproduction.plan import Part, Plan
+    from normalign_reproduction.plan import ItemPlan, Plan
     from normalign_reproduction.store import Store
 
 __all__ = ["check", "write"]
@@ -51,6 +51,6 @@ def write(plan: Plan, store: Store, folder: Path) -> None:
         note(f"archive: {path}")
 
 
-def _path(part: Part, folder: Path) -> Path:
+def _path(part: ItemPlan, folder: Path) -> Path:
     run = part.runs[0]
     return folder / f"{part.item.name}-{run.size}-{run.preset}.json"

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from normalign.cli import say, table
-from normalign_reproduction.commands import options as stored
+from normalign_reproduction.commands import options
 
 if TYPE_CHECKING:
     from normalign_reproduction.spec import Item
@@ -22,16 +22,16 @@ def add_to(commands: Any) -> None:
         description="List the paper's tables and figures: how many of their runs are "
         "finished at both sizes, and how long all of them take.",
     )  # fmt: skip
-    stored.add_options(parser, names="", size=False)
+    options.add_options(parser, names="", size=False)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a row for each item."""
-    stored.checked(arguments, "normalign list")
+    options.check_options(arguments, "normalign list")
     from normalign_reproduction import catalogue
 
-    store = stored.store_of(arguments)
+    store = options.store_of(arguments)
     rows = []
     for name in catalogue.NAMES:
         item = catalogue.item(name)

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from normalign_reproduction.store import Store
 
 __all__ = [
-    "add_options", "archives", "checked", "chosen", "size_of", "store_of", "words_of",
+    "add_options", "archives", "check_options", "select_items", "size_of", "store_of",
+    "words_of",
 ]  # fmt: skip
 
 _OUT = Path("out/paper")
@@ -58,7 +59,7 @@ def add_options(
     )  # fmt: skip
 
 
-def checked(arguments: argparse.Namespace, callee: str) -> None:
+def check_options(arguments: argparse.Namespace, callee: str) -> None:
     """Refuse what the parser cannot.
 
     Raises
@@ -79,15 +80,15 @@ def checked(arguments: argparse.Namespace, callee: str) -> None:
     require(there, callee, "--results", "a folder or file that exists", f"{results}")
 
 
-def chosen(arguments: argparse.Namespace) -> list[Item]:
+def select_items(arguments: argparse.Namespace) -> list[Item]:
     """Return the items that are named, or all, in the paper's order."""
     from normalign_reproduction import catalogue
-    from normalign_reproduction.catalogue import Condition, narrowed
+    from normalign_reproduction.catalogue import Condition, narrow
 
     named = arguments.names or catalogue.NAMES
     conditions = [Condition.read(text) for text in arguments.only]
     return [
-        narrowed(catalogue.item(name), conditions)
+        narrow(catalogue.item(name), conditions)
         for name in catalogue.NAMES
         if name in named
     ]

@@ -14,16 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from normalign.cli import note, say, table
 from normalign_reproduction._errors import complaint, require
-from normalign_reproduction.commands import archiving
-from normalign_reproduction.commands import options as stored
-from normalign_reproduction.commands.unchanged import fingerprint, recalled, remembered
+from normalign_reproduction.commands import archiving, options
+from normalign_reproduction.commands.unchanged import (
+    fingerprint,
+    load_output,
+    save_output,
+)
 
 if TYPE_CHECKING:
     from normalign_reproduction.plan import Plan
     from normalign_reproduction.runner import Performance
     from normalign_reproduction.spec import Item
     from normalign_reproduction.store import Store
-    from normalign_reproduction.worker import Ended
+    from normalign_reproduction.worker import BatchEnd
 
 __all__ = ["add_to", "run"]
 
@@ -41,7 +44,7 @@ def add_to(commands: Any) -> None:
         "default, and write a report. What was interrupted, by Ctrl-C or by a crash, "
         "goes on where it was when the same command is given again.",
     )  # fmt: skip
-    stored.add_options(parser)
+    options.add_options(parser)
     add = parser.add_argument
     add(
         "--digits", choices=("mnist", "digits_5000"),
@@ -77,20 +80,20 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Do what is missing; print the findings and where the report is."""
-    stored.checked(arguments, _CALLEE)
+    options.check_options(arguments, _CALLEE)
     jobs, every = _jobs(arguments.jobs), arguments.checkpoint_seconds
     rule = "a finite number above 0"
     require(0 < every < math.inf, _CALLEE, "--checkpoint-seconds", rule, every)
     memory = arguments.out / "unchanged.json"
     # A copy of a folder, or the same words elsewhere, are another command.
-    places = (arguments.out, *stored.archives(arguments))
-    words = [*stored.words_of(arguments), *(str(place.resolve()) for place in places)]
+    places = (arguments.out, *options.archives(arguments))
+    words = [*options.words_of(arguments), *(str(place.resolve()) for place in places)]
     lasting = not (arguments.dry_run or arguments.archive)
-    if lasting and (before := recalled(memory, words)) is not None:
+    if lasting and (before := load_output(memory, words)) is not None:
         say(before)
         return 0
     try:
-        return _reproduced(arguments, jobs, memory if lasting else None, words)
+        return _reproduce(arguments, jobs, memory if lasting else None, words)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -98,24 +101,24 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
 
 
-def _reproduced(
+def _reproduce(
     arguments: argparse.Namespace, jobs: int | None, memory: Path | None, words: Any
 ) -> int:
     before: list[tuple[str, list[Path]]] = [(fingerprint(words, []), [])]  # the code
     from normalign_reproduction.data.digits import digits_source
-    from normalign_reproduction.plan import planned
+    from normalign_reproduction.plan import make_plan
     from normalign_reproduction.runner import jobs_for
 
-    given = _given(arguments)
+    given = _input_files(arguments)
     before.append((fingerprint(words, given), given))
     device, out = _device(arguments.device), arguments.out
     n_jobs, threads = jobs_for(jobs, device=device)
-    items, store = stored.chosen(arguments), stored.store_of(arguments)
+    items, store = options.select_items(arguments), options.store_of(arguments)
     asked: dict[str, Any] = {
-        "size": stored.size_of(arguments), "preset": arguments.preset,
+        "size": options.size_of(arguments), "preset": arguments.preset,
         "digits": arguments.digits or digits_source(), "seeds": arguments.seeds,
     }  # fmt: skip
-    plan = planned(
+    plan = make_plan(
         items, **asked, device=device, store=store, work=out / "work", jobs=n_jobs
     )
     if arguments.archive is not None:
@@ -126,7 +129,7 @@ def _reproduced(
     _prepare(arguments)
     if plan.batches:
         _announce(plan, device, n_jobs)
-        performance = _performed(plan, arguments, device, n_jobs, threads)
+        performance = _perform(plan, arguments, device, n_jobs, threads)
         if performance.interrupted:
             _tell_interrupted(plan, store)
             return 130
@@ -144,11 +147,11 @@ def _reproduced(
     if memory is not None:
         report = [out / name for name in ("results", "report.html", *_FOLDERS)]
         seen = [*given, *report]
-        remembered(memory, words, printed, seen=seen, before=before)
+        save_output(memory, words, printed, seen=seen, before=before)
     return 0
 
 
-def _performed(
+def _perform(
     plan: Plan,
     arguments: argparse.Namespace,
     device: str,
@@ -156,7 +159,7 @@ def _performed(
     threads: int | None,
 ) -> Performance:
     from normalign_reproduction.provenance import device_name, provenance
-    from normalign_reproduction.runner import carried_out
+    from normalign_reproduction.runner import run_plan
     from normalign_reproduction.worker import Workplace
 
     # The pool replaces a process that grew or rested; nothing is lost by it.
@@ -170,7 +173,7 @@ def _performed(
         out / "results", out / "work", device, threads, made,
         checkpoint_seconds=arguments.checkpoint_seconds,
     )  # fmt: skip
-    return carried_out(
+    return run_plan(
         plan, place, jobs=jobs, backend=arguments.backend, stream=sys.stderr
     )
 
@@ -182,7 +185,7 @@ def _report(
     from normalign_reproduction.report.files import write_report
     from normalign_reproduction.report.outcome import outcomes
 
-    command = shlex.join(["normalign", "reproduce", *stored.words_of(arguments)])
+    command = shlex.join(["normalign", "reproduce", *options.words_of(arguments)])
     report = write_report(
         arguments.out, items=items, store=store, command=command, **asked
     )
@@ -239,7 +242,7 @@ def _tell_interrupted(plan: Plan, store: Store) -> None:
 def _tell_failures(performance: Performance, work: Path) -> None:
     failures = performance.failures
     note(f"{_CALLEE}: {len(failures)} of {len(performance.ended)} batches failed:")
-    alike: dict[tuple[str, str], list[Ended]] = {}
+    alike: dict[tuple[str, str], list[BatchEnd]] = {}
     for one in failures:
         alike.setdefault((one.batch.item, str(one.error)), []).append(one)
     for (item, error), group in alike.items():
@@ -284,12 +287,12 @@ def _prepare(arguments: argparse.Namespace) -> None:
         require(fits, _CALLEE, "--out", f"one in which {name} is a folder", got)
 
 
-def _given(arguments: argparse.Namespace) -> list[Path]:
+def _input_files(arguments: argparse.Namespace) -> list[Path]:
     """Return what the printed text depends on, beside the code and the results."""
     from normalign.data import MNIST, search_path
 
     data = [folder / file.path for folder in search_path() for file in MNIST.files]
-    places = (*stored.archives(arguments), *data)
+    places = (*options.archives(arguments), *data)
     return [place.absolute() for place in places]
 
 

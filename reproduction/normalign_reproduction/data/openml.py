@@ -100,7 +100,7 @@ def fetch_tabarena(
             _remote(facts, md5), [url] * attempts, raw, timeout=timeout,
             progress=progress,
         )  # fmt: skip
-        frame, entry = _checked(facts, raw)
+        frame, entry = _verify(facts, raw)
         _keep(frame, entry, folder)
     return folder
 
@@ -228,7 +228,7 @@ def _remote(facts: TabArenaFacts, md5: str) -> RemoteFile:
     return RemoteFile(f"tabarena/{facts.name}.parquet", size=0, md5=md5)
 
 
-def _checked(facts: TabArenaFacts, path: Path) -> tuple[pd.DataFrame, TabArenaEntry]:
+def _verify(facts: TabArenaFacts, path: Path) -> tuple[pd.DataFrame, TabArenaEntry]:
     entry = TabArenaEntry(
         name=facts.name,
         file=f"{facts.name}.parquet",

@@ -148,7 +148,7 @@ def entries(callee: str, folder: Path) -> dict[str, TabArenaEntry]:
     found: dict[str, TabArenaEntry] = {}
     manifest = folder / MANIFEST
     if manifest.is_file():
-        listed = _parsed(callee, manifest)
+        listed = _read_manifest(callee, manifest)
         require(isinstance(listed, list), callee, MANIFEST, "a list", "something else")
         for fields in listed:
             entry = entry_from(callee, MANIFEST, fields)
@@ -160,7 +160,7 @@ def entries(callee: str, folder: Path) -> dict[str, TabArenaEntry]:
     for path in sorted(folder.glob("*.parquet")):
         alone = path.with_suffix(".json")
         if alone.is_file():
-            entry = entry_from(callee, alone.name, _parsed(callee, alone))
+            entry = entry_from(callee, alone.name, _read_manifest(callee, alone))
             require(
                 entry.file == path.name, callee, f"file in {alone.name}", path.name,
                 repr(entry.file),
@@ -239,7 +239,7 @@ def _field(
     return value
 
 
-def _parsed(callee: str, path: Path) -> Any:
+def _read_manifest(callee: str, path: Path) -> Any:
     try:
         return json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:

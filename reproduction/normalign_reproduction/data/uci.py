@@ -20,7 +20,7 @@ from normalign_reproduction._errors import complaint, require
 
 __all__ = [
     "FOLDS", "SPLIT", "UCI", "UCICollection", "UCITable", "data_files", "description",
-    "load_uci", "parsed", "read_uci", "uci_archive", "uci_names", "uci_tables",
+    "load_uci", "parse_table", "read_uci", "uci_archive", "uci_names", "uci_tables",
 ]  # fmt: skip
 
 SPLIT, FOLDS = "conxuntos.dat", "conxuntos_kfold.dat"
@@ -118,7 +118,7 @@ def data_files(described: Mapping[str, str]) -> list[str]:
     return [described[key] for key in ("fich1", "fich2") if described.get(key)]
 
 
-def parsed(name: str, contents: Mapping[str, bytes]) -> UCITable:
+def parse_table(name: str, contents: Mapping[str, bytes]) -> UCITable:
     """The table that a folder's files describe, once all of them are there."""
     described = description(name, contents[f"{name}.txt"])
     d, k = int(described["n_entradas"]), int(described["n_clases"])
@@ -241,7 +241,7 @@ class UCICollection:
         )
 
     @classmethod
-    def found(cls, data_dir: str | os.PathLike[str] | None = None) -> UCICollection:
+    def locate(cls, data_dir: str | os.PathLike[str] | None = None) -> UCICollection:
         """Open ``uci/data.tar.gz`` of `data_dir`, ``$NORMALIGN_DATA`` or the cache.
 
         Parameters
@@ -256,7 +256,7 @@ class UCICollection:
         ValueError
             If it is damaged or unsafe.
         """
-        return cls(uci_archive("UCICollection.found", data_dir))
+        return cls(uci_archive("UCICollection.locate", data_dir))
 
     def table(self, name: str) -> UCITable:
         """Return one table.
@@ -287,7 +287,7 @@ class UCICollection:
             not lost, "read_uci", "path", f"an archive with all files of {name}",
             f"one without {', '.join(lost)}",
         )  # fmt: skip
-        return parsed(name, folder.contents)
+        return parse_table(name, folder.contents)
 
     def __len__(self) -> int:
         return len(self.names)

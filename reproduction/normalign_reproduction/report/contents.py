@@ -12,16 +12,19 @@ from normalign_reproduction.report.outcome import Outcome
 from normalign_reproduction.report.panels import Panel, Panels, PointsPanel
 from normalign_reproduction.report.svg import Drawing, drawing
 from normalign_reproduction.spec import Column, Figure, Record, Records, Row, Table
-from normalign_reproduction.statistics import grouped, interval, mean
+from normalign_reproduction.statistics import group_by, interval, mean
 
-__all__ = ["Shown", "curve_ends", "figures", "named", "run_numbers", "shown", "tables"]
+__all__ = [
+    "Contents", "contents_of", "curve_ends", "figures", "part_name", "run_numbers",
+    "tables",
+]  # fmt: skip
 
 # What a table or figure raises when its runs are not all there.
 _TOO_EARLY = (LookupError, ValueError, TypeError, ArithmeticError)
 
 
 @dataclass(frozen=True)
-class Shown:
+class Contents:
     """The tables of an item by the names of their files, its drawings, their ends."""
 
     tables: dict[str, Table] = field(default_factory=dict)
@@ -29,29 +32,29 @@ class Shown:
     ends: Sequence[Table] = ()
 
 
-def named(outcome: Outcome, part: Table | Figure) -> str:
+def part_name(outcome: Outcome, part: Table | Figure) -> str:
     """Return the name of a table's or figure's file, without its ending."""
     item, name = outcome.item.name, part.name
     return name if name.startswith(item) else f"{item}-{name}"
 
 
-def shown(outcome: Outcome) -> Shown:
+def contents_of(outcome: Outcome) -> Contents:
     """Return what can be shown; of an item with missing runs, what they allow."""
     records = outcome.records
     if not records:
-        return Shown()
+        return Contents()
     drawings = [
         drawing(figure, records, name=name)
         for name, figure in figures(outcome).items()
     ]  # fmt: skip
     ends = list(tables(outcome, ends=True).values())
-    return Shown(tables(outcome), drawings, ends)
+    return Contents(tables(outcome), drawings, ends)
 
 
 def figures(outcome: Outcome) -> dict[str, Figure]:
     """Return the figures that can be drawn, by the names of their files."""
     return {
-        named(outcome, figure): figure
+        part_name(outcome, figure): figure
         for figure in outcome.item.figures
         if outcome.complete or _possible(outcome, figure.draw)
     }
@@ -68,7 +71,7 @@ def tables(outcome: Outcome, *, ends: bool = False) -> dict[str, Table]:
     """
     made = _read_off(outcome) if ends else outcome.item.tables
     return {
-        named(outcome, table): table
+        part_name(outcome, table): table
         for table in made
         if outcome.complete or _possible(outcome, table.rows)
     }
@@ -115,7 +118,7 @@ def curve_ends(figure: Figure, *, title: str = "Where the curves end") -> Table 
     def rows(records: Records) -> list[Row]:
         order = [line.value for line in panels.lines(records)]
         names = {line.value: line.label for line in panels.lines(records)}
-        groups = grouped(records, *keys)
+        groups = group_by(records, *keys)
         if panels.by is not None:
             groups = dict(sorted(groups.items(), key=lambda g: order.index(g[0][0])))
         made = []
@@ -130,8 +133,8 @@ def curve_ends(figure: Figure, *, title: str = "Where the curves end") -> Table 
             made.append(row)
         return made
 
-    named = {panels.by: panels.heading() or panels.by}
-    heads = [Column(key, named.get(key) or key) for key in keys]
+    titles = {panels.by: panels.heading() or panels.by}
+    heads = [Column(key, titles.get(key) or key) for key in keys]
     ends = [
         Column(key, _head(name, panel), "{:.4g}", interval=f"{key}_interval")
         for name, panel in drawn.items()
@@ -182,10 +185,10 @@ def run_numbers(
     ]
     if not names:
         return None
-    keys = _varied(records)
+    keys = _varying_settings(records)
 
     def rows(records: Records) -> list[Row]:
-        groups = grouped(records, *keys) if keys else {(): list(records)}
+        groups = group_by(records, *keys) if keys else {(): list(records)}
         made = []
         for values, group in groups.items():
             row: Row = {**dict(zip(keys, values, strict=True)), "n": len(group)}
@@ -204,7 +207,7 @@ def run_numbers(
     )  # fmt: skip
 
 
-def _varied(records: Records) -> list[str]:
+def _varying_settings(records: Records) -> list[str]:
     """Return the settings that tell the variants apart."""
     first = records[0].run.settings
     return [

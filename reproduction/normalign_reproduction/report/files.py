@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from normalign_reproduction._errors import require
 from normalign_reproduction.files import read_json, write_bytes, write_json
-from normalign_reproduction.report.contents import figures, shown, tables
+from normalign_reproduction.report.contents import contents_of, figures, tables
 from normalign_reproduction.report.html import page
 from normalign_reproduction.report.outcome import Outcome, outcomes
 from normalign_reproduction.report.svg import svg_file
@@ -16,7 +16,7 @@ from normalign_reproduction.report.tables import render
 from normalign_reproduction.spec import Item
 from normalign_reproduction.store import Store
 
-__all__ = ["write_anew", "write_report"]
+__all__ = ["sync_files", "write_report"]
 
 # Which tables and figures the report of a folder has.
 _LIST = ".report-files.json"
@@ -62,8 +62,8 @@ def write_report(
     files: dict[str, str] = {}
     for outcome in there:
         files |= _tables(outcome) | _figures(outcome)
-    write_anew(out, files, list_name=_LIST)
-    text = page(there, [shown(outcome) for outcome in there], command=command)
+    sync_files(out, files, list_name=_LIST)
+    text = page(there, [contents_of(outcome) for outcome in there], command=command)
     return write_bytes(out / "report.html", text.encode())
 
 
@@ -86,7 +86,7 @@ def _figures(outcome: Outcome) -> dict[str, str]:
     }
 
 
-def write_anew(folder: Path, files: Mapping[str, str], *, list_name: str) -> None:
+def sync_files(folder: Path, files: Mapping[str, str], *, list_name: str) -> None:
     """Write files, and remove those that an earlier call wrote and this one does not.
 
     What was written is listed in ``folder/list_name``, with a digest of its content. A
@@ -99,7 +99,7 @@ def write_anew(folder: Path, files: Mapping[str, str], *, list_name: str) -> Non
     files : mapping of str to str
         Their contents, by paths below the folder, with slashes.
     """
-    earlier = _listed(folder / list_name)
+    earlier = _file_list(folder / list_name)
     now = {name: [_digest(text.encode())] for name, text in files.items()}
     both = {
         name: list(dict.fromkeys(earlier.get(name, []) + now.get(name, [])))
@@ -116,7 +116,7 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _listed(path: Path) -> dict[str, list[str]]:
+def _file_list(path: Path) -> dict[str, list[str]]:
     """Return what a list says; nothing of one that is missing or is no such list."""
     try:
         found = read_json(path)

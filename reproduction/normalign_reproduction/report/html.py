@@ -11,7 +11,7 @@ from html import escape
 from typing import Any
 
 from normalign_reproduction.claims import verdict_word
-from normalign_reproduction.report.contents import Shown
+from normalign_reproduction.report.contents import Contents
 from normalign_reproduction.report.outcome import (
     Outcome,
     differences,
@@ -202,7 +202,7 @@ _SEVERITY = {False: 0, None: 1, True: 2}
 _MANY_CELLS = 6  # more that all hold are folded away
 
 
-def section(outcome: Outcome, shown: Shown) -> str:
+def section(outcome: Outcome, shown: Contents) -> str:
     """Return an item as a section of the page.
 
     Parameters
@@ -349,10 +349,10 @@ def _making(outcome: Outcome) -> str:
     lines, always = differences(outcome), outcome.item.departures
     if not lines and not always:
         lines = ["nothing: all settings are those of the full size"]
-    differs = _listed(lines)
+    differs = _bullets(lines)
     if always:
         differs += '<p class="soft">At every size, where the paper is silent or ours '
-        differs += f"departs from it:</p>{_listed(always)}"
+        differs += f"departs from it:</p>{_bullets(always)}"
     return (
         '<div class="columns"><div><h3>What differs from the paper</h3>'
         f"{differs}</div>"
@@ -361,12 +361,14 @@ def _making(outcome: Outcome) -> str:
     )
 
 
-def _listed(lines: Sequence[str]) -> str:
+def _bullets(lines: Sequence[str]) -> str:
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     return f'<ul class="plain">{items}</ul>' if items else ""
 
 
-def page(outcomes: Sequence[Outcome], parts: Sequence[Shown], *, command: str) -> str:
+def page(
+    outcomes: Sequence[Outcome], parts: Sequence[Contents], *, command: str
+) -> str:
     """Return the report as the text of one HTML file that loads nothing.
 
     Parameters

@@ -207,7 +207,9 @@ def differences(outcome: Outcome) -> list[str]:
         if elsewhere:
             lines.append(f"{outcome.data} in place of {data_words(places)}")
         # On other data a variant is another one; that is said already.
-        lines += _changed(ours, full, but_for=_varied(full) if elsewhere else ())
+        lines += _changes(
+            ours, full, but_for=_varying_settings(full) if elsewhere else ()
+        )
     if len(ours) != len(full):
         lines.append(f"{len(ours)} variants instead of {len(full)}")
     wanted, taken = item.sizes["full"].seeds, len({run.seed for run in outcome.runs})
@@ -280,16 +282,16 @@ def _distinct(words: Iterable[Any]) -> str:
     return "; ".join(dict.fromkeys(str(word) for word in words if word))
 
 
-def _varied(runs: Sequence[Run]) -> set[str]:
+def _varying_settings(runs: Sequence[Run]) -> set[str]:
     """Return the settings in which runs differ from each other."""
     values: dict[str, set[str]] = {}
     for run in runs:
         for name, value in run.settings.items():
-            values.setdefault(name, set()).add(_written(value))
+            values.setdefault(name, set()).add(_format(value))
     return {name for name, some in values.items() if len(some) > 1}
 
 
-def _changed(
+def _changes(
     ours: Sequence[Run], full: Sequence[Run], *, but_for: Collection[str]
 ) -> list[str]:
     """Return which settings differ, and in which variants if not in all."""
@@ -331,9 +333,9 @@ def _which(some: Sequence[Run], ours: Sequence[Run], changed: Collection[str]) -
         return ""
     rest = [run for run in ours if run not in some]
     for name in (name for name in some[0].settings if name not in changed):
-        values = {_written(run.settings.get(name)) for run in some}
-        if values.isdisjoint(_written(run.settings.get(name)) for run in rest):
-            return f"{name} {_listed(sorted(values))}: "
+        values = {_format(run.settings.get(name)) for run in some}
+        if values.isdisjoint(_format(run.settings.get(name)) for run in rest):
+            return f"{name} {_join(sorted(values))}: "
     return f"{len(some)} of {len(ours)} variants: "
 
 
@@ -349,17 +351,17 @@ def _leaves(settings: Mapping[str, Any], above: str = "") -> dict[str, str]:
         if isinstance(value, Mapping):
             leaves |= _leaves(value, f"{above}{name}.")
         else:
-            leaves[f"{above}{name}"] = _written(value)
+            leaves[f"{above}{name}"] = _format(value)
     return leaves
 
 
-def _written(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, list | tuple):
-        return "-".join(_written(one) for one in value)
+        return "-".join(_format(one) for one in value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _listed(values: Sequence[str]) -> str:
+def _join(values: Sequence[str]) -> str:
     shown = ", ".join(values[:_SHOWN])
     return f"{shown}, ..." if len(values) > _SHOWN else shown
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from normalign_reproduction._errors import require
 from normalign_reproduction.spec import Record, Records
-from normalign_reproduction.statistics import column, final, grouped
+from normalign_reproduction.statistics import column, final, group_by
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "Curve", "Line", "Panel", "Panels", "PointsPanel", "Spread", "bands", "mean_curve",
-    "settled", "spread",
+    "Curve", "Line", "Panel", "Panels", "PointsPanel", "Spread", "bands", "final_value",
+    "mean_curve", "spread",
 ]  # fmt: skip
 
 # Fewer seeds than this have no standard deviation worth drawing.
@@ -99,7 +99,7 @@ def mean_curve(
     return bands(points)
 
 
-def settled(record: Record, name: str) -> float:
+def final_value(record: Record, name: str) -> float:
     """Return a number of a result, or the last finite one of a column; else NaN.
 
     Raises
@@ -252,7 +252,7 @@ class PointsPanel:
 
     def end(self, record: Record, name: str) -> float:
         """Return the final value of a run."""
-        return self.scale * settled(record, name)
+        return self.scale * final_value(record, name)
 
     def place(self, value: float) -> float:
         """Return where a value of the setting stands along the axis."""
@@ -261,7 +261,7 @@ class PointsPanel:
     def draw(self, axis: Axes, records: Records, lines: Sequence[Line], by: str | None):
         """Draw into an axis; lines of other panels are of no concern here."""
         groups = {
-            values[0]: group for values, group in grouped(records, self.x).items()
+            values[0]: group for values, group in group_by(records, self.x).items()
         }
         shown = sorted(v for v in groups if not self.log_x or self.place(v) > 0)
         for k, name in enumerate(self.ys):
@@ -342,7 +342,7 @@ class Panels:
         """Return the lines of the figure, in the order of its legend."""
         if self.by is None:
             return [Line(None, "", COLOURS[0])]
-        values = [values[0] for values in grouped(records, self.by)]
+        values = [values[0] for values in group_by(records, self.by)]
         named = dict(self.labels or {})
         numbers = all(
             isinstance(value, int | float) and not isinstance(value, bool)
@@ -356,7 +356,7 @@ class Panels:
         ordered = numbers if self.sequential is None else self.sequential
         colours = _sequence(len(values)) if ordered else _cycle(len(values))
         return [
-            Line(value, named.get(value, _written(value)), colour)
+            Line(value, named.get(value, _format(value)), colour)
             for value, colour in zip(values, colours, strict=True)
         ]
 
@@ -392,7 +392,7 @@ class Panels:
                 axis.add_artist(own)
 
 
-def _written(value: Any) -> str:
+def _format(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -144,7 +144,9 @@ def svg_file(
     about = origin_words(records) if about is None else about
     with drawing_style():
         title = _title(figure, about)
-        text = _footed(svg_text(figure.draw(records), name=name, title=title), about)
+        text = _add_footer(
+            svg_text(figure.draw(records), name=name, title=title), about
+        )
     end = text.index(">", text.index("<svg")) + 1
     return f"{_HEAD}{text[:end]}{_INK_STYLE}{text[end:]}"
 
@@ -153,7 +155,7 @@ def _title(figure: Figure, about: str) -> str:
     return f"{figure.caption} ({about})" if about else figure.caption
 
 
-def _footed(text: str, about: str) -> str:
+def _add_footer(text: str, about: str) -> str:
     """Make a drawing higher by as many lines as a text takes, and write it there."""
     box = re.search(r'height="[\d.]+pt" viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
     if box is None or not about:

@@ -231,7 +231,7 @@ def _is_number(value: Any, *, none: bool = False) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _written(value: Any, form: str) -> str:
+def _format(value: Any, form: str) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return DASH
     if isinstance(value, bool):
@@ -240,14 +240,14 @@ def _written(value: Any, form: str) -> str:
 
 
 def _cells(column: Column, row: Row) -> list[str]:
-    text = _written(row.get(column.name), column.form)
+    text = _format(row.get(column.name), column.form)
     reach = row.get(column.interval) if column.interval is not None else None
     if reach is not None and text != DASH:
-        low, high = (_written(end, column.form) for end in reach)
+        low, high = (_format(end, column.form) for end in reach)
         text = f"{text} [{low}, {high}]"
     if column.published is None:
         return [text]
-    return [text, _written(row.get(column.published), column.form)]
+    return [text, _format(row.get(column.published), column.form)]
 
 
 def _keys(column: Column, row: Row) -> list[Any]:

@@ -17,7 +17,12 @@ from normalign_reproduction.data.digits import digits
 from normalign_reproduction.items.ablation import experiment as ablation
 from normalign_reproduction.items.ablation import rows as strategies
 from normalign_reproduction.items.ablation.item import ITEM as FIGURE
-from normalign_reproduction.items.ablation.rows import GRID, PRINTED, leads, selected
+from normalign_reproduction.items.ablation.rows import (
+    GRID,
+    PRINTED,
+    leads,
+    select_choices,
+)
 from normalign_reproduction.items.hyperparameters.item import ITEM as TABLE
 from normalign_reproduction.items.hyperparameters.item import QUICK_GRID
 from normalign_reproduction.spec import Record, Run
@@ -269,7 +274,7 @@ def test_nothing_in_the_grid_is_more_robust_than_what_is_selected(scores, random
         for choice, (robust, aligned) in zip(choices, scores, strict=True)
     ]
     random.shuffle(records)
-    mine = selected(records)["input"]
+    mine = select_choices(records)["input"]
     assert scores[choices.index(mine)] == max(scores)
 
 
@@ -279,7 +284,7 @@ def test_a_run_that_diverged_is_not_selected():
         record("output", (1, 0.01), 0, robust_accuracy=0.2),
         record("baseline", (0, 0.0), 0, robust_accuracy=0.8),
     ]
-    assert selected(records) == {"output": (1, 0.01)}
+    assert select_choices(records) == {"output": (1, 0.01)}
     row = strategies.rows(records)[1]
     assert (row["weight"], row["robust_accuracy"], row["ours"]) == (0.1, None, "")
 
@@ -291,7 +296,7 @@ def test_the_selection_is_by_means_over_seeds():
         record("input", (1, 1.0), 0, robust_accuracy=0.6),
         record("input", (1, 1.0), 1, robust_accuracy=0.6),
     ]
-    assert selected(records) == {"input": (1, 1.0)}
+    assert select_choices(records) == {"input": (1, 1.0)}
 
 
 @given(st.randoms(use_true_random=False))

@@ -18,8 +18,8 @@ from normalign_reproduction.items.peers.experiment import (
     PEER_SETTINGS,
     PEERS,
     QUICK_PEER_SETTINGS,
-    Part,
-    Task,
+    PeerTask,
+    TablePart,
     peer_result,
 )
 from normalign_reproduction.spec import Run
@@ -214,12 +214,12 @@ def test_the_rounds_of_boosting_are_those_of_the_least_loss():
 def halves(table):
     """The rows of a table in turn, to fit and to validate on; and all of them."""
     x, y = table.x.numpy(), table.y.numpy()
-    fit, validation = (Part(x[start::2], y[start::2]) for start in (0, 1))
-    return fit, validation, Part(x, y)
+    fit, validation = (TablePart(x[start::2], y[start::2]) for start in (0, 1))
+    return fit, validation, TablePart(x, y)
 
 
 def task_of(method, **changes):
-    return Task(run_of(method, **changes).settings, 0, CPU, 1)
+    return PeerTask(run_of(method, **changes).settings, 0, CPU, 1)
 
 
 def test_boosting_chooses_what_plain_fits_of_each_length_find_best():

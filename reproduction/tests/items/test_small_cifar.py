@@ -18,15 +18,15 @@ from normalign_reproduction.items.small_cifar.rows import (
     METHODS,
     TUNED,
     arms,
-    chosen,
     cost_rows,
     difference,
     difference_rows,
     grid_rows,
     method_rows,
-    pooled,
+    pooled_mean,
     ratio,
     seconds,
+    validation_choice,
 )
 from normalign_reproduction.spec import Record
 from tests.items.images_by_hand import DECAY, record, study
@@ -35,7 +35,7 @@ ALIGNMENT, ACCURACY, NEARBY, ROBUST, PGD, TIME = CLAIMS
 
 
 def weights(records, by, size=100):
-    taken = chosen(records, by)[size]["grokalign"]
+    taken = validation_choice(records, by)[size]["grokalign"]
     return {seed: one["recipe"]["penalty_weight"] for seed, one in taken.items()}
 
 
@@ -80,13 +80,13 @@ def test_a_seed_without_the_whole_grid_has_no_choice():
     ]
     left = [r for r in grid if not (r["n_train"] == 100 and r.run.seed == 1
             and r["recipe"]["penalty_weight"] == 1e-1)]  # fmt: skip
-    taken = chosen(left, "accuracy")
+    taken = validation_choice(left, "accuracy")
     assert set(taken[100]["grokalign"]) == {0}
     assert set(taken[300]["grokalign"]) == {0, 1}
     alone = [
         r for r in grid if r["n_train"] == 300 or r["recipe"]["penalty_weight"] < 1e-2
     ]
-    assert 100 not in chosen(alone, "accuracy")
+    assert 100 not in validation_choice(alone, "accuracy")
 
 
 @settings(max_examples=25, deadline=None)
@@ -128,7 +128,7 @@ def contrast(groups):
 @given(st.dictionaries(st.integers(1, 9), st.lists(st.floats(-9, 9), min_size=1,
        max_size=4), min_size=1, max_size=4))  # fmt: skip
 def test_the_pooled_interval_is_that_of_least_squares_on_cell_means(groups):
-    found = pooled(groups)
+    found = pooled_mean(groups)
     if all(len(values) == 1 for values in groups.values()):
         assert found.interval is None
         return
@@ -143,7 +143,7 @@ def test_the_pooled_interval_covers_the_mean_as_often_as_it_says():
     inside, n = 0, 1000
     for _ in range(n):
         groups = {s: [e + draw.gauss(0, 1) for _ in "12"] for s, e in effects.items()}
-        low, high = pooled(groups).interval
+        low, high = pooled_mean(groups).interval
         inside += low <= 3.0 <= high
     # 95 %, within four standard deviations of a thousand draws
     assert abs(inside / n - 0.95) < 4 * math.sqrt(0.95 * 0.05 / n)
@@ -153,7 +153,7 @@ def test_unequal_noise_costs_the_pooled_interval_some_coverage_and_no_more():
     draw, scales, inside, n = random.Random(1), (4.0, 2.0, 1.0, 0.5), 0, 1000
     for _ in range(n):
         groups = {s: [draw.gauss(0, s) for _ in "12"] for s in scales}
-        low, high = pooled(groups).interval
+        low, high = pooled_mean(groups).interval
         inside += low <= 0 <= high
     # "about 90 %" of the docstring, within four standard deviations
     assert abs(inside / n - 0.9) < 4 * math.sqrt(0.9 * 0.1 / n)

@@ -21,14 +21,14 @@ from normalign_reproduction.items.tabarena.item import (
 from normalign_reproduction.items.tabarena.rows import (
     PUBLISHED_COUNTS,
     PUBLISHED_MEAN,
+    best_weight,
     breakdown_rows,
     gain,
-    outcomes,
     own_gains,
-    preferred,
     published_tasks,
     reference_rows,
     summary_rows,
+    task_errors,
     task_rows,
 )
 from normalign_reproduction.items.tabarena.tasks import LACKING, TASKS
@@ -74,7 +74,7 @@ TWO_DRAWS = task(
 
 
 def test_a_task_is_chosen_for_by_the_mean_and_by_each_draw():
-    (one,) = outcomes(TWO_DRAWS)
+    (one,) = task_errors(TWO_DRAWS)
     assert one.chosen() == 0.1  # 0.16 against 0.2
     assert one.own_choices(one.validation) == [0.1, 1.0]
     assert one.own_choices(one.test) == [0.0, 0.0]
@@ -116,23 +116,23 @@ def test_an_rfm_that_is_chosen_gains_nothing():
 
 def test_draws_that_lack_a_weight_are_left_out():
     records = TWO_DRAWS[:-1]
-    (one,) = outcomes(records)
+    (one,) = task_errors(records)
     assert one.n_draws == 1
     assert one.chosen() == 0.1
-    assert outcomes([r for r in TWO_DRAWS if r["identity_weight"] != 1.0]) == []
-    assert outcomes([r for r in TWO_DRAWS if r["identity_weight"] == 1.0]) == []
+    assert task_errors([r for r in TWO_DRAWS if r["identity_weight"] != 1.0]) == []
+    assert task_errors([r for r in TWO_DRAWS if r["identity_weight"] == 1.0]) == []
 
 
 def test_an_error_of_zero_cannot_be_improved():
     records = task("jm1", {1.0: [(0.0, 0.0)], 0.1: [(0.0, 0.1)]})
-    (one,) = outcomes(records)
+    (one,) = task_errors(records)
     assert one.chosen() == 1.0
     assert task_rows(records)[0]["validation_gain"] is None
 
 
 def test_a_task_that_grows_from_an_error_of_zero_has_no_percentage():
     records = task("jm1", {1.0: [(0.2, 0.0)], 0.1: [(0.1, 0.1)]})
-    (one,) = outcomes(records)
+    (one,) = task_errors(records)
     assert one.own_gains(one.validation, one.test) == []
     assert one.gains(one.test, 0.1) == []
     assert summary_rows(records)[4]["n"] == 0
@@ -146,11 +146,11 @@ ERRORS = st.dictionaries(
 
 @given(errors=ERRORS)
 def test_what_is_preferred_has_no_more_error_than_any(errors):
-    weight = preferred(errors)
+    weight = best_weight(errors)
     assert errors[weight] <= min(errors.values()) * (1 + 1e-8)
     assert gain(errors[1.0], errors[weight]) >= -1e-6
     for reference in WEIGHTS:
-        beaten = preferred(errors, reference) != reference
+        beaten = best_weight(errors, reference) != reference
         assert beaten == (errors[reference] > min(errors.values()) * (1 + 1e-9))
 
 
@@ -391,5 +391,5 @@ def test_the_figure_has_a_point_for_each_task_with_a_choice_below_one():
 
 
 def test_own_gains_leave_out_tasks_that_always_stay():
-    found = outcomes(chooses("heloc", 1.0) + TWO_DRAWS)
+    found = task_errors(chooses("heloc", 1.0) + TWO_DRAWS)
     assert len(own_gains(found, "validation", "test")) == 1

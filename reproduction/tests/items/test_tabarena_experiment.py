@@ -19,7 +19,7 @@ from normalign_reproduction.items.tabarena import tasks
 from normalign_reproduction.items.tabarena.experiment import (
     batches,
     compute,
-    divided,
+    divide,
     error_of,
 )
 from normalign_reproduction.items.tabarena.tasks import (
@@ -27,7 +27,7 @@ from normalign_reproduction.items.tabarena.tasks import (
     HELD_ROWS,
     LACKING,
     TASKS,
-    Task,
+    TabArenaTask,
     task_named,
 )
 from normalign_reproduction.spec import Run
@@ -69,8 +69,8 @@ def timeless(results):
 )
 def test_each_row_is_in_one_part_and_each_class_is_shown(counts, seed):
     answers = np.repeat(np.arange(len(counts)), counts)
-    task = Task(np.zeros((len(answers), 1)), answers, len(counts), "log_loss")
-    parts = divided(task, seeds=(seed, seed + 1), **SHARES)
+    task = TabArenaTask(np.zeros((len(answers), 1)), answers, len(counts), "log_loss")
+    parts = divide(task, seeds=(seed, seed + 1), **SHARES)
     rows = np.concatenate([parts.fit, parts.validation, parts.test])
     assert sorted(rows) == list(range(len(answers)))
     assert set(parts.development) == set(parts.fit) | set(parts.validation)
@@ -78,8 +78,8 @@ def test_each_row_is_in_one_part_and_each_class_is_shown(counts, seed):
 
 
 def test_a_third_is_tested_on_and_a_fifth_of_the_rest_validates():
-    task = Task(np.zeros((1500, 1)), np.arange(1500) % 2, 2, "roc_auc")
-    parts = divided(task, seeds=(0, 1), **SHARES)
+    task = TabArenaTask(np.zeros((1500, 1)), np.arange(1500) % 2, 2, "roc_auc")
+    parts = divide(task, seeds=(0, 1), **SHARES)
     assert [len(p) for p in (parts.fit, parts.validation, parts.test)] == [
         pytest.approx(n, abs=2) for n in (800, 200, 500)
     ]
@@ -115,7 +115,7 @@ def test_no_row_that_is_fitted_is_scored_and_test_rows_meet_no_choice(
 
     random = np.random.default_rng(0)
     table = np.column_stack([np.arange(120.0), random.normal(size=(120, 2))])
-    task = Task(table, table[:, 1] + random.normal(size=120), None, "rmse")
+    task = TabArenaTask(table, table[:, 1] + random.normal(size=120), None, "rmse")
     monkeypatch.setattr(module, "task_named", lambda name, data: task)
     monkeypatch.setattr(selection, "scored_trajectory", trajectory)
     monkeypatch.setattr(module, "error_of", error)

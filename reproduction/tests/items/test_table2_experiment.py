@@ -14,7 +14,7 @@ from normalign_reproduction.items.table2 import experiment as tabular
 from normalign_reproduction.items.table2.data import (
     BUNDLED,
     TABLES,
-    _divided,
+    _divide,
     inner_split,
     table_named,
 )
@@ -49,7 +49,7 @@ def overlapping():
     x = torch.randn(120, 5, generator=draw, dtype=torch.float64)
     x[:, 0] += 1.2 * y
     x[:, 1] *= 4
-    return _divided("overlapping", x, y)
+    return _divide("overlapping", x, y)
 
 
 def plainly_chosen(x, y, k, fit, validation, weight, ridges, n_iter):

@@ -10,8 +10,8 @@ from normalign_reproduction.context import Context
 from normalign_reproduction.items.transformer import experiment as transformer
 from normalign_reproduction.items.transformer.claims import (
     between,
-    generalised,
-    memorised,
+    generalisation_epoch,
+    memorisation_epoch,
     rank_correlation,
 )
 from normalign_reproduction.items.transformer.item import ITEM, alignment_rows
@@ -121,11 +121,15 @@ def test_the_full_size_is_the_papers():
 
 def test_events_are_the_first_rows_above_the_criterion():
     made = record(TRAIN, TEST)
-    assert memorised(made) == 2
-    assert generalised(made) == 32
+    assert memorisation_epoch(made) == 2
+    assert generalisation_epoch(made) == 32
     assert between(made) == [2, 3, 4, 5, 6]
     never = record([0, 0.5], [0, 0.1])
-    assert (memorised(never), generalised(never), between(never)) == (None, None, [])
+    assert (memorisation_epoch(never), generalisation_epoch(never), between(never)) == (
+        None,
+        None,
+        [],
+    )
 
 
 def test_the_correlation_is_by_ranks_and_between_the_events_only():

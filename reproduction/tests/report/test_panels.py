@@ -14,8 +14,8 @@ from normalign_reproduction.report.panels import (
     Panel,
     Panels,
     PointsPanel,
+    final_value,
     mean_curve,
-    settled,
     spread,
 )
 from normalign_reproduction.spec import Figure, Record, Run
@@ -183,9 +183,9 @@ def test_points_draw_a_setting_of_zero_where_they_are_told():
 
 def test_a_final_value_is_the_results_own_or_the_last_finite_one_of_a_column():
     columns = {"epoch": [1, 2, 3], "y": [1.0, 2.0, "nan"]}
-    assert settled(record(0, columns=columns), "y") == 2.0
-    assert settled(record(0, columns=columns, result={"y": 7}), "y") == 7.0
-    assert math.isnan(settled(record(0, result={"y": None}), "y"))
+    assert final_value(record(0, columns=columns), "y") == 2.0
+    assert final_value(record(0, columns=columns, result={"y": 7}), "y") == 7.0
+    assert math.isnan(final_value(record(0, result={"y": None}), "y"))
 
 
 def test_an_unknown_column_is_refused_with_those_there_are():

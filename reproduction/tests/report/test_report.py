@@ -14,7 +14,7 @@ from normalign_reproduction import catalogue
 from normalign_reproduction.commands import report, show
 from normalign_reproduction.files import write_bytes
 from normalign_reproduction.report import files as kept_files
-from normalign_reproduction.report.files import write_anew, write_report
+from normalign_reproduction.report.files import sync_files, write_report
 from normalign_reproduction.report.outcome import (
     differences,
     duration_words,
@@ -405,17 +405,17 @@ def test_a_list_that_is_broken_or_points_outside_removes_nothing(tmp_path, conte
     digest = hashlib.sha256(b"mine").hexdigest()
     content = content.replace("DIGEST", digest).replace("/OUTSIDE", str(outside))
     (folder / "list.json").write_text(content)
-    write_anew(folder, {"tables/a.md": "text"}, list_name="list.json")
+    sync_files(folder, {"tables/a.md": "text"}, list_name="list.json")
     assert outside.read_text() == "mine"
     assert (folder / "tables" / "a.md").read_text() == "text"
-    write_anew(folder, {}, list_name="list.json")
+    sync_files(folder, {}, list_name="list.json")
     assert not (folder / "tables" / "a.md").exists()
 
 
 def test_a_report_that_was_stopped_halfway_leaves_nothing_unknown(
     tmp_path, monkeypatch
 ):
-    write_anew(tmp_path, {"a": "1"}, list_name="list.json")
+    sync_files(tmp_path, {"a": "1"}, list_name="list.json")
 
     def full(path, content):
         if path.name == "b":
@@ -425,9 +425,9 @@ def test_a_report_that_was_stopped_halfway_leaves_nothing_unknown(
     with monkeypatch.context() as patch:
         patch.setattr(kept_files, "write_bytes", full)
         with pytest.raises(OSError, match="no space"):
-            write_anew(tmp_path, {"a": "2", "c": "3", "b": "4"}, list_name="list.json")
+            sync_files(tmp_path, {"a": "2", "c": "3", "b": "4"}, list_name="list.json")
     assert (tmp_path / "a").read_text() == "2"
-    write_anew(tmp_path, {}, list_name="list.json")
+    sync_files(tmp_path, {}, list_name="list.json")
     assert {path.name for path in tmp_path.iterdir()} == {"list.json"}
 
 

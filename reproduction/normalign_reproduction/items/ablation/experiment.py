@@ -25,10 +25,10 @@ from normalign_reproduction.context import Context
 from normalign_reproduction.data.digits import digits
 from normalign_reproduction.spec import Run
 from normalign_reproduction.training import (
-    alike,
-    kept_history,
+    group_alike,
+    history_columns,
     log_spaced,
-    trained_together,
+    train_ensembles,
 )
 
 __all__ = ["batches", "compute"]
@@ -48,7 +48,7 @@ def batches(runs: Sequence[Run], device: torch.device) -> list[list[Run]]:
     Those are the runs of one strategy and number of probes: all weights and seeds.
     """
     apart = VARIANT if device.type == "cuda" else ("weight",)
-    return alike(runs, but_for=apart)
+    return group_alike(runs, but_for=apart)
 
 
 def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
@@ -66,9 +66,9 @@ def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
         evaluate=evaluated.__contains__, measure=_measure(first, data),
         device=context.device,
     )  # fmt: skip
-    (trained,) = trained_together([ensemble], context, names=[_name(batch)])
+    (trained,) = train_ensembles([ensemble], context, names=[_name(batch)])
     return [
-        {"history": kept_history(one.history, COLUMNS), "stopped": one.stopped}
+        {"history": history_columns(one.history, COLUMNS), "stopped": one.stopped}
         for one in trained
     ]
 

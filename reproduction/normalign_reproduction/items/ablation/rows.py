@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from normalign_reproduction.spec import Record, Records, Row, Verdict
-from normalign_reproduction.statistics import final, grouped, interval
+from normalign_reproduction.statistics import final, group_by, interval
 
 __all__ = [
-    "BASELINE", "GRID", "LABELS", "PRINTED", "SELECTION", "beyond_baseline", "chosen",
-    "end", "ends", "leads", "printed_is_selected", "rows", "selected",
-    "spoken_choice", "variants",
+    "BASELINE", "GRID", "LABELS", "PRINTED", "SELECTION", "beyond_baseline",
+    "choice_records", "end", "ends", "leads", "printed_is_selected", "rows",
+    "select_choices", "spoken_choice", "variants",
 ]  # fmt: skip
 
 # In the order of the paper's table; its figure has the baseline last.
@@ -86,22 +86,22 @@ def ends(group: Records, name: str) -> float:
     return statistics.fmean(end(record, name) for record in group)
 
 
-def chosen(records: Records, choices: Choices) -> dict[str, list[Record]]:
+def choice_records(records: Records, choices: Choices) -> dict[str, list[Record]]:
     """Return the records of one choice of each strategy, and of the baseline."""
-    groups = grouped(records, "strategy", "n_probes", "weight")
+    groups = group_by(records, "strategy", "n_probes", "weight")
     wanted = [(strategy, *choice) for strategy, choice in choices.items()]
     wanted.append(tuple(BASELINE.values()))
     return {key[0]: groups[key] for key in wanted if key in groups}
 
 
-def selected(records: Records) -> dict[str, tuple[int, float]]:
+def select_choices(records: Records) -> dict[str, tuple[int, float]]:
     """Return the choice of each strategy by our rule, :data:`SELECTION`.
 
     A choice with a run that diverged is not selected. Where all is equal, fewer probes
     and then the smaller weight.
     """
     best: dict[str, tuple[Any, ...]] = {}
-    for (strategy, n, weight), group in grouped(
+    for (strategy, n, weight), group in group_by(
         records, "strategy", "n_probes", "weight"
     ).items():
         score = ends(group, "robust_accuracy"), ends(group, "normal_alignment")
@@ -114,8 +114,8 @@ def selected(records: Records) -> dict[str, tuple[int, float]]:
 
 def rows(records: Records) -> list[Row]:
     """Return a row for each strategy, number of probes and weight."""
-    ours = selected(records)
-    groups = grouped(records, "strategy", "n_probes", "weight")
+    ours = select_choices(records)
+    groups = group_by(records, "strategy", "n_probes", "weight")
     order = list(LABELS)
     made = []
     for key in sorted(groups, key=lambda key: (order.index(key[0]), *key[1:])):
@@ -157,7 +157,7 @@ def beyond_baseline(
     sign, word = (-1, "below") if lower else (1, "above")
 
     def check(records: Records) -> list[Verdict]:
-        groups = chosen(records, PRINTED)
+        groups = choice_records(records, PRINTED)
         limit = factor * ends(groups.pop("baseline"), name) + points
         found = []
         for strategy, group in groups.items():
@@ -190,7 +190,7 @@ def leads(
     """
 
     def check(records: Records) -> list[Verdict]:
-        groups = chosen(records, choose(records))
+        groups = choice_records(records, choose(records))
         return [
             _lead(groups, name, tolerant)
             for name in ("normal_alignment", "robust_accuracy")
@@ -235,8 +235,8 @@ def _difference(
 
 def printed_is_selected(records: Records) -> list[Verdict]:
     """Return, for each strategy, whether our rule selects what the paper printed."""
-    ours = selected(records)
-    groups = grouped(records, "strategy", "n_probes", "weight")
+    ours = select_choices(records)
+    groups = group_by(records, "strategy", "n_probes", "weight")
     found = []
     for strategy, printed in PRINTED.items():
         mine, group = ours.get(strategy), groups.get((strategy, *printed))

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from normalign_reproduction._errors import require
-from normalign_reproduction.items.table2.rows import defined, scores, seed_means
+from normalign_reproduction.items.table2.rows import scores, seed_means
 from normalign_reproduction.spec import Record, Records, Row
-from normalign_reproduction.statistics import bootstrap_interval, mean
+from normalign_reproduction.statistics import bootstrap_interval, drop_none, mean
 
 __all__ = [
     "PLAIN", "PROTOCOL", "RADII", "RULES", "BySeed", "Score", "chosen_weights",
@@ -92,7 +92,7 @@ def path_rows(records: Records) -> list[Row]:
         row: Row = {"weight": weight, "n_tables": len(by_table)}
         for name in _QUANTITIES:
             tables = defined_tables(found, name)
-            values = defined(by_table[table][name] for table in tables)
+            values = drop_none(by_table[table][name] for table in tables)
             row[name] = mean(values)
             row[f"{name}_interval"] = bootstrap_interval(values)
             if (
@@ -100,7 +100,7 @@ def path_rows(records: Records) -> list[Row]:
                 and PLAIN in found
                 and weight != PLAIN
             ):
-                base = defined(found[PLAIN][table][name] for table in tables)
+                base = drop_none(found[PLAIN][table][name] for table in tables)
                 moved = [a - b for a, b in zip(values, base, strict=True)]
                 row[f"{name}_change"] = mean(moved)
                 row[f"{name}_change_interval"] = bootstrap_interval(moved)
@@ -145,7 +145,7 @@ def frontier_rows(records: Records) -> list[Row]:
     The last row counts tables where any weight does; best of several, it is larger by
     chance, and so is its *dearer*.
     """
-    judged = _judged(records)
+    judged = _classify(records)
     rows: list[Row] = [
         {"weight": f"{weight:g}", **_counts([[one] for one in by_table.values()])}
         for weight, by_table in judged.items()
@@ -157,7 +157,7 @@ def frontier_rows(records: Records) -> list[Row]:
     return rows
 
 
-def _judged(records: Records) -> dict[float, dict[str, dict[str, bool]]]:
+def _classify(records: Records) -> dict[float, dict[str, dict[str, bool]]]:
     """Return for each weight below 1 and table what it is: as accurate, free, ..."""
     common, found = common_scores(records), table_means(records)
     if PLAIN not in found:
@@ -173,7 +173,7 @@ def _judged(records: Records) -> dict[float, dict[str, dict[str, bool]]]:
                 (runs[weight, table, seed], runs[PLAIN, table, seed])
                 for seed in common[weight][table]
             ]
-            new, old = defined(
+            new, old = drop_none(
                 [found[weight][table]["asr_1"], found[PLAIN][table]["asr_1"]]
             )
             judged[weight][table] = _judgement(twins, new - old)
@@ -195,7 +195,7 @@ def _judgement(twins: Sequence[tuple[Record, Record]], moved: float) -> dict[str
         for mine, theirs in folds:
             accuracy.append(100 * (mine["accuracy"] - theirs["accuracy"]))
             # A fold without a right row has no rate.
-            rates = defined([_rate(mine, radius), _rate(theirs, radius)])
+            rates = drop_none([_rate(mine, radius), _rate(theirs, radius)])
             rate += [rates[0] - rates[1]] if len(rates) == 2 else []
     change, error = statistics.fmean(accuracy), _standard_error(accuracy) + _HAIR
     as_accurate = change >= -error
@@ -283,7 +283,7 @@ def validated_rows(records: Records) -> list[Row]:
         rows.append(_summary(title, taken, common))
     for rule in RULES:
         chosen = chosen_weights(records, rule=rule)
-        taken = _scored(chosen, common)
+        taken = _scores_of(chosen, common)
         rows.append(
             _summary(f"validated over all folds; of equal ones {rule}", taken, common)
         )
@@ -291,7 +291,7 @@ def validated_rows(records: Records) -> list[Row]:
         table: {seed: _most_accurate(common, table, seed) for seed in by_seed}
         for table, by_seed in common[PLAIN].items()
     }
-    taken = _scored(best, common)
+    taken = _scores_of(best, common)
     rows.append(_summary("best on the test rows, not to be had", taken, common))
     return [row for row in rows if row["n_tables"]]
 
@@ -324,7 +324,7 @@ def _most_accurate(common: Common, table: str, seed: int) -> float:
     return max(common, key=lambda w: (common[w][table][seed]["accuracy"] or 0.0, w))
 
 
-def _scored(
+def _scores_of(
     chosen: Mapping[str, Mapping[int, float]], common: Common
 ) -> dict[str, dict[int, Taken]]:
     return {

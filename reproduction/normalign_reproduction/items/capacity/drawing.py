@@ -10,13 +10,13 @@ from normalign_reproduction._errors import require
 from normalign_reproduction.items.capacity.rows import (
     by_network,
     by_size,
-    defined,
     network_title,
     value,
 )
 from normalign_reproduction.items.layers.claims import VIEWS, profile
 from normalign_reproduction.report.panels import COLOURS, bands, spread
 from normalign_reproduction.spec import Records
+from normalign_reproduction.statistics import drop_none
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,13 +54,13 @@ def by_images(records: Records) -> Figure:
         for weights, style in _WAYS.items():
             for axis, name in zip(axes, _OF_INPUTS, strict=False):
                 seeds = {
-                    n: defined(value(r, name, weights) for r in runs)
+                    n: drop_none(value(r, name, weights) for r in runs)
                     for n, runs in sizes.items()
                 }
                 _line(axis, seeds, k, style)
         for name, style in (("test_accuracy", "-"), ("robust_accuracy", ":")):
             shares = {
-                n: [100 * one for one in defined(value(r, name) for r in runs)]
+                n: [100 * one for one in drop_none(value(r, name) for r in runs)]
                 for n, runs in sizes.items()
             }
             _line(axes[2], shares, k, style)

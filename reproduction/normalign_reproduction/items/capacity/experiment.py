@@ -32,9 +32,9 @@ from normalign_reproduction.items.capacity.networks import (
 )
 from normalign_reproduction.spec import Run
 from normalign_reproduction.training import (
-    all_rounded,
-    kept_history,
+    history_columns,
     log_spaced,
+    round_all,
 )
 
 __all__ = ["batches", "compute", "recipe_of"]
@@ -154,12 +154,12 @@ class _Robust:
             "averaged": None if averaged is None else self._described(averaged),
             "untrained": self._untrained(),
             "seconds": history.seconds,
-            "history": kept_history(history, columns),
+            "history": history_columns(history, columns),
             "exact": self.data.exact,
             "origin": self.data.origin,
         }
         self.tell(1.0, f"{self.name}, done")
-        return all_rounded(_told(found))
+        return round_all(_told(found))
 
     def _lost(self, network: nn.Module) -> dict[str, Any]:
         """Return the result of a run whose loss was lost: no number in it."""

@@ -47,7 +47,7 @@ from normalign_reproduction.spec import (
     Item,
     Size,
     Table,
-    crossed,
+    cross,
 )
 
 __all__ = ["ITEM", "RECIPE"]
@@ -92,7 +92,7 @@ ITEM = Item(
         "more normal alignment. Its numbers are not published: only shapes compare."
     ),
     experiment="robust_images",
-    variants=crossed(network=["wrn28-2", "wrn28-10"], n_train=[*SIZES, *LARGER]),
+    variants=cross(network=["wrn28-2", "wrn28-10"], n_train=[*SIZES, *LARGER]),
     settings={
         "released": {**_SETTINGS, "recipe": _RELEASED},
         "text": {**_SETTINGS, "recipe": RECIPE},
@@ -107,7 +107,7 @@ ITEM = Item(
                            "step_size": 0.1, "perturbed_from": 3, "averaging": 0.9,
                            "averaged_from": 0.5, "augment": "none",
                            "precision": "float32"}},
-            variants=crossed(network=["wrn10-1", "wrn10-2"], n_train=[20, 80]),
+            variants=cross(network=["wrn10-1", "wrn10-2"], n_train=[20, 80]),
             seconds={"cpu": 15.0},
         ),
         "full": Size(1, seconds={"cuda": 800.0}, data="cifar10", seeds_of=_seeds),

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from scipy import stats
 
 from normalign_reproduction.spec import Record, Records, Row, Verdict
-from normalign_reproduction.statistics import grouped, mean
+from normalign_reproduction.statistics import drop_none, group_by, mean
 
 __all__ = [
-    "MOST_CORRELATION", "WEIGHTS", "by_network", "capacity_rows", "defined",
-    "falls_with_images", "means", "network_title", "rank_correlation",
-    "reach", "seeds_of", "value", "wider_aligns_more",
+    "MOST_CORRELATION", "WEIGHTS", "by_network", "capacity_rows", "falls_with_images",
+    "means", "network_title", "rank_correlation", "reach", "seeds_of", "value",
+    "wider_aligns_more",
 ]  # fmt: skip
 
 WEIGHTS = ("final", "averaged")
@@ -27,20 +27,9 @@ def value(record: Record, name: str, weights: str = "final") -> float | None:
     return None if result is None else result.get(name)
 
 
-def defined(values: Iterable[float | None]) -> list[float]:
-    """Return the numbers that are there.
-
-    Examples
-    --------
-    >>> defined([1.0, None])
-    [1.0]
-    """
-    return [one for one in values if one is not None]
-
-
 def by_network(records: Records) -> dict[str, list[Record]]:
     """Return the runs of each network, from the fewest parameters to the most."""
-    groups = grouped(records, "network")
+    groups = group_by(records, "network")
     order = sorted(groups, key=lambda key: groups[key][0].result["n_parameters"])
     return {key[0]: groups[key] for key in order}
 
@@ -104,7 +93,7 @@ _NUMBERS = ("normal_alignment", "effective_rank")
 
 def by_size(records: Records) -> dict[int, list[Record]]:
     """Return the runs of each number of images, from few to many."""
-    return {n: group for (n,), group in sorted(grouped(records, "n_train").items())}
+    return {n: group for (n,), group in sorted(group_by(records, "n_train").items())}
 
 
 def means(
@@ -117,7 +106,7 @@ def means(
     found: dict[str, dict[int, float]] = {}
     for network, group in by_network(records).items():
         for n, runs in by_size(group).items():
-            middle = mean(defined(value(r, name, weights) for r in runs))
+            middle = mean(drop_none(value(r, name, weights) for r in runs))
             if middle is not None:
                 found.setdefault(network, {})[n] = middle
     return found
@@ -138,7 +127,7 @@ def capacity_rows(records: Records) -> list[Row]:
                 }  # fmt: skip
                 for name in (*_SHARES, *_NUMBERS):
                     scale = 100.0 if name in _SHARES else 1.0
-                    found = defined(value(r, name, weights) for r in runs)
+                    found = drop_none(value(r, name, weights) for r in runs)
                     seeds = [scale * one for one in found]
                     row |= {name: mean(seeds), f"{name}_reach": reach(seeds)}
                 rows.append(row)

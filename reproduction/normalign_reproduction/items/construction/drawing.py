@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from normalign_reproduction._errors import require
 from normalign_reproduction.spec import Record, Records
-from normalign_reproduction.statistics import grouped
+from normalign_reproduction.statistics import group_by
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["LevelSets"]
+__all__ = ["ConstructionFigure"]
 
 # Seen on light and dark ground alike.
 _LINE, _POINT = "#8a8f98", "#d9762b"
@@ -23,7 +23,7 @@ _REACH = 1.35
 
 
 @dataclass(frozen=True)
-class LevelSets:
+class ConstructionFigure:
     """Two panels for each number of points: the points, then the network built on them.
 
     In the second the points are coloured by the norm of the last layer that output 1
@@ -36,7 +36,7 @@ class LevelSets:
 
     Examples
     --------
-    >>> LevelSets(by="n_points").by
+    >>> ConstructionFigure(by="n_points").by
     'n_points'
     """
 
@@ -55,7 +55,7 @@ class LevelSets:
         from matplotlib.figure import Figure
 
         require(len(records) > 0, "LevelSets", "records", "non-empty", list(records))
-        groups = grouped(records, self.by)
+        groups = group_by(records, self.by)
         shown = [groups[values][0] for values in sorted(groups)]
         norms = [norm for record in shown for norm in record.result["norms"]]
         colours = ScalarMappable(LogNorm(min(norms), max(norms)), "viridis")

@@ -13,7 +13,7 @@ from normalign.geometry import local_geometry
 from normalign.theory import last_layer_norms, normal_aligned_network
 from normalign_reproduction.context import Context
 from normalign_reproduction.spec import Run
-from normalign_reproduction.training import rounded
+from normalign_reproduction.training import round_digits
 
 __all__ = ["batches", "circle_points", "compute"]
 
@@ -27,7 +27,7 @@ def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
     """Return points, level sets, norms and local geometry of each construction."""
     results = []
     for i, run in enumerate(batch):
-        results.append(_constructed(run))
+        results.append(_construct(run))
         context.progress((i + 1) / len(batch), f"{run['n_points']} points")
     return results
 
@@ -48,7 +48,7 @@ def circle_points(n: int, *, seed: int) -> Tensor:
     return torch.stack([angles.cos(), angles.sin()], dim=1)
 
 
-def _constructed(run: Run) -> dict[str, Any]:
+def _construct(run: Run) -> dict[str, Any]:
     """Return one construction: for output 1 its norms, for random targets its geometry.
 
     With one output every Jacobian has rank one; that the construction's have it for
@@ -79,4 +79,4 @@ def _numbers(values: Tensor) -> Any:
     """Return a tensor as lists of rounded numbers."""
     if values.ndim > 1:
         return [_numbers(row) for row in values]
-    return [rounded(value) for value in values.tolist()]
+    return [round_digits(value) for value in values.tolist()]

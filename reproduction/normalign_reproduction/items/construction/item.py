@@ -17,7 +17,7 @@ from __future__ import annotations
 import statistics
 from itertools import pairwise
 
-from normalign_reproduction.items.construction.drawing import LevelSets
+from normalign_reproduction.items.construction.drawing import ConstructionFigure
 from normalign_reproduction.spec import (
     Claim,
     Figure,
@@ -25,9 +25,9 @@ from normalign_reproduction.spec import (
     Records,
     Size,
     Verdict,
-    crossed,
+    cross,
 )
-from normalign_reproduction.statistics import grouped
+from normalign_reproduction.statistics import group_by
 
 __all__ = ["ITEM"]
 
@@ -35,10 +35,10 @@ __all__ = ["ITEM"]
 NEAR = 1e-9
 
 
-def aligned(records: Records) -> list[Verdict]:
+def alignment_verdicts(records: Records) -> list[Verdict]:
     """Say for each number of points whether all are aligned and of rank one."""
     verdicts = []
-    for (n,), group in sorted(grouped(records, "n_points").items()):
+    for (n,), group in sorted(group_by(records, "n_points").items()):
         least = min(v for r in group for v in r.result["normal_alignment"])
         most = max(v for r in group for v in r.result["effective_rank"])
         error = max(r.result["output_error"] for r in group)
@@ -53,7 +53,7 @@ def medians(records: Records) -> dict[int, float]:
     """Return the median norm over all points and samples, by the number of points."""
     return {
         n: statistics.median(v for r in group for v in r.result["norms"])
-        for (n,), group in sorted(grouped(records, "n_points").items())
+        for (n,), group in sorted(group_by(records, "n_points").items())
     }
 
 
@@ -77,7 +77,7 @@ ITEM = Item(
         "set, the larger its weights."
     ),
     experiment="construction",
-    variants=crossed(n_points=[5, 10]),
+    variants=cross(n_points=[5, 10]),
     settings={"text": {"n_outputs": 3}},
     sizes={
         size: Size(10, seconds={"cpu": 2.0, "cuda": 2.0}) for size in ("quick", "full")
@@ -89,7 +89,7 @@ ITEM = Item(
     figures=[
         Figure(
             "level_sets",
-            LevelSets(by="n_points"),
+            ConstructionFigure(by="n_points"),
             "Training points on a circle, the level sets of the neurons of a network "
             "that is normal-aligned to them, and the norm of the last layer that "
             "output 1 takes.",
@@ -100,7 +100,7 @@ ITEM = Item(
             "The network is normal-aligned to its sample",
             "At every point alignment and effective rank are one, and the output is "
             f"what was asked for, within {NEAR:g}.",
-            aligned,
+            alignment_verdicts,
         ),
         Claim(
             "Density costs weight norm",

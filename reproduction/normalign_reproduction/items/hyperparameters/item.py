@@ -23,7 +23,7 @@ from normalign_reproduction.items.ablation.rows import (
     leads,
     printed_is_selected,
     rows,
-    selected,
+    select_choices,
     variants,
 )
 from normalign_reproduction.spec import Claim, Column, Item, Size, Table
@@ -100,13 +100,13 @@ ITEM = Item(
             "output probes come first",
             "Each strategy with the choice that our rule selects: at the end output "
             "probes have the highest mean over seeds.",
-            leads(selected, tolerant=False), sizes=["full"],
+            leads(select_choices, tolerant=False), sizes=["full"],
         ),
         Claim(
             "none is clearly ahead of output probes",
             "As before, but the best of the others may be ahead by one standard error "
             "of the differences, seed by seed.",
-            leads(selected, tolerant=True), sizes=["full"],
+            leads(select_choices, tolerant=True), sizes=["full"],
         ),
     ],
     needs_digits=True,

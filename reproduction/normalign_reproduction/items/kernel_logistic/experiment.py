@@ -17,10 +17,10 @@ from normalign_reproduction._errors import require
 from normalign_reproduction.context import Context
 from normalign_reproduction.spec import Run
 from normalign_reproduction.training import (
-    alike,
-    kept_history,
+    group_alike,
+    history_columns,
     log_spaced,
-    trained_together,
+    train_ensembles,
 )
 
 __all__ = ["CoupledDecay", "batches", "compute"]
@@ -90,7 +90,7 @@ class CoupledDecay(nn.Module):
 
 def batches(runs: Sequence[Run], device: torch.device) -> list[list[Run]]:
     """Return all seeds of one number of classes together: the outputs are as many."""
-    return alike(runs)
+    return group_alike(runs)
 
 
 def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
@@ -117,9 +117,9 @@ def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
         measure=stacked_geometry(points), device=context.device,
     )  # fmt: skip
     name = f"classes-{first['n_classes']}"
-    (trained,) = trained_together([ensemble], context, names=[name])
+    (trained,) = train_ensembles([ensemble], context, names=[name])
     return [
-        {"history": kept_history(one.history, COLUMNS), "stopped": one.stopped}
+        {"history": history_columns(one.history, COLUMNS), "stopped": one.stopped}
         for one in trained
     ]
 

@@ -27,7 +27,7 @@ from normalign_reproduction.claims import (
     rises,
 )
 from normalign_reproduction.report.panels import Panel, Panels
-from normalign_reproduction.spec import Claim, Figure, Item, Size, crossed
+from normalign_reproduction.spec import Claim, Figure, Item, Size, cross
 
 __all__ = ["ITEM"]
 
@@ -43,7 +43,7 @@ ITEM = Item(
         "its effective rank collapsing towards one."
     ),
     experiment="kernel_logistic",
-    variants=crossed(n_classes=[6, 8, 10]),
+    variants=cross(n_classes=[6, 8, 10]),
     settings={
         "text": {
             "n_samples": 1000, "n_inputs": 10, "train_fraction": 0.8, "std": 1.0,

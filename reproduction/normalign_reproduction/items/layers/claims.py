@@ -10,14 +10,13 @@ from typing import Any
 
 from normalign_reproduction.items.capacity.rows import (
     by_network,
-    defined,
     network_title,
     rank_correlation,
     reach,
     seeds_of,
 )
 from normalign_reproduction.spec import Record, Records, Row, Verdict
-from normalign_reproduction.statistics import mean
+from normalign_reproduction.statistics import drop_none, mean
 
 __all__ = [
     "LEAST_CORRELATION", "VIEWS", "due_to_training", "layer_rows", "profile",
@@ -48,7 +47,7 @@ def profile(records: Records, name: str, view: str = "train") -> dict[str, list[
     found: dict[str, list[float]] = {}
     for record in records:
         for place, numbers in _places(record, view).items():
-            found.setdefault(place, []).extend(defined([numbers[name]]))
+            found.setdefault(place, []).extend(drop_none([numbers[name]]))
     return {place: values for place, values in found.items() if values}
 
 

@@ -46,7 +46,7 @@ from normalign_reproduction.spec import (
     Item,
     Size,
     Table,
-    crossed,
+    cross,
 )
 
 __all__ = ["ITEM"]
@@ -74,7 +74,7 @@ ITEM = Item(
     shows="Centroid alignment of the map from a stage's input to the output increases "
     "with the depth of the stage. Its numbers are not published: only shapes compare.",
     experiment="robust_images",
-    variants=crossed(network=["resnet18", "resnet50"]),
+    variants=cross(network=["resnet18", "resnet50"]),
     settings={
         "text": {
             "images": "cifar10", "n_train": 12_500, "n_test": 1000, "n_validation": 0,
@@ -93,7 +93,7 @@ ITEM = Item(
                         "n_steps": 2, "step_size": 0.1, "averaging": 0.9,
                         "averaged_from": 0.5, "augment": "none",
                         "precision": "float32"}},
-            variants=crossed(network=["resnet18-w4", "resnet14-w4"]),
+            variants=cross(network=["resnet18-w4", "resnet14-w4"]),
             seconds={"cpu": 15.0},
         ),
         "full": Size(1, seconds={"cuda": 610.0}, data="cifar10"),

@@ -27,11 +27,11 @@ from torch import Tensor
 from normalign_reproduction._errors import complaint, require
 from normalign_reproduction.data import UCITable
 from normalign_reproduction.items.table2.data import inner_split
-from normalign_reproduction.spec import Run, crossed
-from normalign_reproduction.training import all_rounded
+from normalign_reproduction.spec import Run, cross
+from normalign_reproduction.training import round_all
 
 __all__ = [
-    "PEERS", "PEER_SETTINGS", "QUICK_PEER_SETTINGS", "Part", "Peer", "Task",
+    "PEERS", "PEER_SETTINGS", "QUICK_PEER_SETTINGS", "Peer", "PeerTask", "TablePart",
     "peer_result",
 ]  # fmt: skip
 
@@ -110,7 +110,7 @@ def peer_result(
             "accuracy": None, "validation": None, "seconds": None, "folds": [],
             "skipped": why,
         }  # fmt: skip
-    task = Task(run.settings, run.seed, device, torch.get_num_threads())
+    task = PeerTask(run.settings, run.seed, device, torch.get_num_threads())
     folds = []
     for number, (train, test) in enumerate(table.folds):
         words = method.replace("_", " ")
@@ -121,17 +121,19 @@ def peer_result(
         for name in ("accuracy", "validation")
     }
     seconds = sum(fold["seconds"] for fold in folds)
-    return all_rounded(facts | means | {"seconds": seconds, "folds": folds})
+    return round_all(facts | means | {"seconds": seconds, "folds": folds})
 
 
-def _fold(task: Task, table: UCITable, train: Tensor, test: Tensor) -> dict[str, Any]:
+def _fold(
+    task: PeerTask, table: UCITable, train: Tensor, test: Tensor
+) -> dict[str, Any]:
     began = time.perf_counter()
     # Gaps between classes upset some peers: theirs are those of the fold, in order.
     classes = table.y[train].unique().numpy()
 
-    def part(rows: Tensor) -> Part:
+    def part(rows: Tensor) -> TablePart:
         y = np.searchsorted(classes, table.y[rows].numpy())
-        return Part(table.x[rows].numpy(), y)
+        return TablePart(table.x[rows].numpy(), y)
 
     if len(classes) > 1:
         fit, validation = inner_split(table.y, train, seed=task.seed)
@@ -155,7 +157,7 @@ Predict = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Part:
+class TablePart:
     """Some rows: inputs of shape (n, d), classes of shape (n,)."""
 
     x: np.ndarray
@@ -163,7 +165,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Task:
+class PeerTask:
     """What a peer is given beside rows: the run's settings, seed, device, threads."""
 
     settings: Mapping[str, Any]
@@ -185,22 +187,26 @@ class Peer:
         ``fitted(task, part, choice)`` gives a function from inputs to classes.
     """
 
-    choose: Callable[[Task, Part, Part], tuple[Choice, float]]
-    fitted: Callable[[Task, Part, Choice], Predict]
+    choose: Callable[[PeerTask, TablePart, TablePart], tuple[Choice, float]]
+    fitted: Callable[[PeerTask, TablePart, Choice], Predict]
 
 
-def _accuracy(predict: Predict, part: Part) -> float:
+def _accuracy(predict: Predict, part: TablePart) -> float:
     return float((predict(part.x) == part.y).mean())
 
 
-def _of_grid(fitted: Callable[[Task, Part, Choice], Predict], **axes: str) -> Peer:
+def _of_grid(
+    fitted: Callable[[PeerTask, TablePart, Choice], Predict], **axes: str
+) -> Peer:
     """Return a peer that fits every candidate: the axes are settings of the run.
 
     Of equal candidates the first is chosen.
     """
 
-    def choose(task: Task, fit: Part, validation: Part) -> tuple[Choice, float]:
-        grid = crossed(**{name: task.settings[axis] for name, axis in axes.items()})
+    def choose(
+        task: PeerTask, fit: TablePart, validation: TablePart
+    ) -> tuple[Choice, float]:
+        grid = cross(**{name: task.settings[axis] for name, axis in axes.items()})
         scores = [_accuracy(fitted(task, fit, one), validation) for one in grid]
         best = int(np.argmax(scores))
         return grid[best], scores[best]
@@ -208,11 +214,11 @@ def _of_grid(fitted: Callable[[Task, Part, Choice], Predict], **axes: str) -> Pe
     return Peer(choose, fitted)
 
 
-def _most_frequent(task: Task, part: Part, choice: Choice) -> Predict:
+def _most_frequent(task: PeerTask, part: TablePart, choice: Choice) -> Predict:
     return _flat(DummyClassifier(strategy="most_frequent").fit(part.x, part.y).predict)
 
 
-def _logistic_regression(task: Task, part: Part, choice: Choice) -> Predict:
+def _logistic_regression(task: PeerTask, part: TablePart, choice: Choice) -> Predict:
     model = LogisticRegression(C=choice["cost"], max_iter=task.settings["max_iter"])
     with warnings.catch_warnings():
         # Separable tables have no minimum; the last iterate is what there is.
@@ -220,7 +226,7 @@ def _logistic_regression(task: Task, part: Part, choice: Choice) -> Predict:
         return model.fit(part.x, part.y).predict
 
 
-def _svc(task: Task, part: Part, choice: Choice) -> Predict:
+def _svc(task: PeerTask, part: TablePart, choice: Choice) -> Predict:
     """A support vector machine whose width is a multiple of 1 / (d Var x)."""
     spread = float(part.x.var()) or 1.0
     width = choice["width"] / (part.x.shape[1] * spread)
@@ -228,7 +234,7 @@ def _svc(task: Task, part: Part, choice: Choice) -> Predict:
     return model.fit(part.x, part.y).predict
 
 
-def _random_forest(task: Task, part: Part, choice: Choice) -> Predict:
+def _random_forest(task: PeerTask, part: TablePart, choice: Choice) -> Predict:
     model = RandomForestClassifier(
         task.settings["n_trees"], max_features=choice["max_features"],
         random_state=task.seed, n_jobs=task.threads,
@@ -239,7 +245,7 @@ def _random_forest(task: Task, part: Part, choice: Choice) -> Predict:
 # --- boosting: the number of rounds is where the validation rows' log loss is least ---
 
 
-def _boosted(task: Task, n_rounds: int, leaf: int) -> HistGradientBoostingClassifier:
+def _boost(task: PeerTask, n_rounds: int, leaf: int) -> HistGradientBoostingClassifier:
     return HistGradientBoostingClassifier(
         learning_rate=task.settings["learning_rate"], max_iter=n_rounds,
         min_samples_leaf=leaf, early_stopping=False,  # type: ignore[arg-type]
@@ -249,11 +255,11 @@ def _boosted(task: Task, n_rounds: int, leaf: int) -> HistGradientBoostingClassi
 
 
 def _rounds_of_boosting(
-    task: Task, fit: Part, validation: Part, leaf: int
+    task: PeerTask, fit: TablePart, validation: TablePart, leaf: int
 ) -> tuple[Choice, float, float]:
     """Return the choice for a leaf size, its loss and its accuracy."""
     patience, most = task.settings["patience"], task.settings["max_rounds"]
-    model = _boosted(task, 0, leaf)
+    model = _boost(task, 0, leaf)
     losses: list[float] = []
     hits: list[float] = []
     while len(losses) < most and len(losses) - np.argmin(losses or [0.0]) <= patience:
@@ -267,7 +273,9 @@ def _rounds_of_boosting(
     return {"leaf": leaf, "n_rounds": best + 1}, losses[best], hits[best]
 
 
-def _choose_boosting(task: Task, fit: Part, validation: Part) -> tuple[Choice, float]:
+def _choose_boosting(
+    task: PeerTask, fit: TablePart, validation: TablePart
+) -> tuple[Choice, float]:
     found = [
         _rounds_of_boosting(task, fit, validation, leaf)
         for leaf in task.settings["leaves"]
@@ -276,12 +284,12 @@ def _choose_boosting(task: Task, fit: Part, validation: Part) -> tuple[Choice, f
     return choice, accuracy
 
 
-def _hist_gradient_boosting(task: Task, part: Part, choice: Choice) -> Predict:
-    model = _boosted(task, choice["n_rounds"], choice["leaf"])
+def _hist_gradient_boosting(task: PeerTask, part: TablePart, choice: Choice) -> Predict:
+    model = _boost(task, choice["n_rounds"], choice["leaf"])
     return model.fit(part.x, part.y).predict
 
 
-def _catboost(task: Task, part: Part, **options: Any) -> Any:
+def _catboost(task: PeerTask, part: TablePart, **options: Any) -> Any:
     if part.y.max() >= task.settings["many_classes"]:
         # A round costs classes times borders: minutes for a hundred classes.
         options["border_count"] = task.settings["borders_of_many"]
@@ -291,7 +299,9 @@ def _catboost(task: Task, part: Part, **options: Any) -> Any:
     )  # fmt: skip
 
 
-def _choose_catboost(task: Task, fit: Part, validation: Part) -> tuple[Choice, float]:
+def _choose_catboost(
+    task: PeerTask, fit: TablePart, validation: TablePart
+) -> tuple[Choice, float]:
     model = _catboost(
         task, fit, iterations=task.settings["max_rounds"],
         early_stopping_rounds=task.settings["patience"], use_best_model=True,
@@ -302,7 +312,7 @@ def _choose_catboost(task: Task, fit: Part, validation: Part) -> tuple[Choice, f
     return choice, _accuracy(_flat(model.predict), validation)
 
 
-def _fitted_catboost(task: Task, part: Part, choice: Choice) -> Predict:
+def _fitted_catboost(task: PeerTask, part: TablePart, choice: Choice) -> Predict:
     rounds, rate = max(choice["n_rounds"], 1), choice["rate"]
     model = _catboost(task, part, iterations=rounds, learning_rate=rate)
     return _flat(model.fit(part.x, part.y).predict)
@@ -316,7 +326,9 @@ def _flat(predict: Callable[[np.ndarray], Any]) -> Predict:
 # --- xRFM, at its own settings --------------------------------------------------------
 
 
-def _xrfm(task: Task, part: Part, validation: Part, **changes: Any) -> Any:
+def _xrfm(
+    task: PeerTask, part: TablePart, validation: TablePart, **changes: Any
+) -> Any:
     """Return xRFM's own settings, but for some of those of a leaf's fit, fitted."""
     machine = _package("xrfm").xRFM
     with _own_randomness(task):
@@ -332,7 +344,9 @@ def _leaves(node: Mapping[str, Any]) -> list[Any]:
     return _leaves(node["left"]) + _leaves(node["right"])
 
 
-def _choose_xrfm(task: Task, fit: Part, validation: Part) -> tuple[Choice, float]:
+def _choose_xrfm(
+    task: PeerTask, fit: TablePart, validation: TablePart
+) -> tuple[Choice, float]:
     """Let it choose the iteration by its Brier score on the validation rows."""
     found = []
     for ridge in task.settings["ridges"]:
@@ -344,15 +358,15 @@ def _choose_xrfm(task: Task, fit: Part, validation: Part) -> tuple[Choice, float
     return max(found, key=lambda one: one[1])
 
 
-def _fitted_xrfm(task: Task, part: Part, choice: Choice) -> Predict:
+def _fitted_xrfm(task: PeerTask, part: TablePart, choice: Choice) -> Predict:
     # It wants validation rows in any case; without a choice to make it only scores.
-    some = Part(part.x[:1], part.y[:1])
+    some = TablePart(part.x[:1], part.y[:1])
     changes = {"reg": choice["ridge"], "iters": choice["iteration"]}
     return _flat(_xrfm(task, part, some, return_best_params=False, **changes).predict)
 
 
 @contextmanager
-def _own_randomness(task: Task) -> Iterator[None]:
+def _own_randomness(task: PeerTask) -> Iterator[None]:
     """Leave the global generators, which xRFM seeds, as they were."""
     devices = [task.device] if task.device.type == "cuda" else []
     plain, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002

@@ -17,7 +17,7 @@ from scipy import stats
 from normalign_reproduction.spec import Record, Records
 from normalign_reproduction.statistics import (
     NONE,
-    grouped,
+    group_by,
     holm,
     mean,
     signed_rank_p,
@@ -129,7 +129,7 @@ def standing(records: Records) -> Standing:
         pair = [one for one in group if one["identity_weight"] in _MACHINES]
         if len(pair) == len(_MACHINES):
             found = by_method["validated"].setdefault(table, [])
-            found.append(_validated(pair))
+            found.append(_validated_accuracy(pair))
     return Standing(
         {
             name: {table: statistics.fmean(all_) for table, all_ in sorted(of.items())}
@@ -146,7 +146,7 @@ def _name(record: Record) -> str:
     return _MACHINES.get(record["identity_weight"], "")
 
 
-def _validated(machines: Sequence[Record]) -> float:
+def _validated_accuracy(machines: Sequence[Record]) -> float:
     """Return the mean accuracy over folds of what the validation rows of each chose."""
     nearest = sorted(machines, key=lambda one: -one["identity_weight"])
     folds = zip(*(one.result["folds"] for one in nearest), strict=True)
@@ -189,7 +189,7 @@ def table_rows(records: Records) -> list[dict[str, Any]]:
     """Return a row for each table: its shape, and every method's accuracy."""
     found = standing(records)
     rows = []
-    for (table,), group in sorted(grouped(records, "dataset").items()):
+    for (table,), group in sorted(group_by(records, "dataset").items()):
         facts = group[0].result
         row = {"table": table} | {
             name: facts[name] for name in ("n_rows", "n_inputs", "n_classes")
@@ -202,10 +202,10 @@ def table_rows(records: Records) -> list[dict[str, Any]]:
 def seconds_rows(records: Records) -> list[dict[str, Any]]:
     """Return what choosing, fitting and answering took, where a run says so."""
     rows = []
-    for (method,), group in grouped(records, "method").items():
+    for (method,), group in group_by(records, "method").items():
         spent = {
             table: statistics.fmean(record.result["seconds"] for record in of_table)
-            for (table,), of_table in grouped(
+            for (table,), of_table in group_by(
                 [one for one in group if one.result.get("seconds") is not None],
                 "dataset",
             ).items()

@@ -70,7 +70,7 @@ def _each_choice(
                 verdicts.append(Verdict(cell, _SILENT, "-", None, _NO_PAIR))
                 continue
             holds, rule = judge(found)
-            ours = _written(found, quantity.form)
+            ours = _format(found, quantity.form)
             verdicts.append(Verdict(cell, _SILENT, ours, holds, _why(found, rule)))
         return verdicts
 
@@ -100,7 +100,7 @@ def _why(found: Difference, rule: str) -> str:
     return text if found.interval else f"{text}; two seeds are needed"
 
 
-def _written(found: Difference, form: str) -> str:
+def _format(found: Difference, form: str) -> str:
     text = form.format(found.mean)
     if found.interval is None:
         return text

@@ -11,7 +11,7 @@ from normalign_reproduction.items.small_cifar.rows import (
     QUANTITIES,
     TUNED,
     Quantity,
-    chosen,
+    validation_choice,
 )
 from normalign_reproduction.report.panels import COLOURS, STYLES, bands, spread
 from normalign_reproduction.spec import Record, Records
@@ -54,7 +54,7 @@ def by_images(records: Records) -> Figure:
         Line2D([], [], color=colours[method], label=title)
         for method, title in METHODS.items()
     ]
-    for style, (by, taken) in zip(STYLES, _taken(records).items(), strict=False):
+    for style, (by, taken) in zip(STYLES, _chosen_runs(records).items(), strict=False):
         for name, axis in zip(_PANELS, axes, strict=True):
             for method, by_size in taken.items():
                 _line(axis, by_size, QUANTITIES[name], colours[method], style)
@@ -79,12 +79,12 @@ def by_images(records: Records) -> Figure:
     return figure
 
 
-def _taken(records: Records) -> dict[str, dict[str, dict[int, list[Record]]]]:
+def _chosen_runs(records: Records) -> dict[str, dict[str, dict[int, list[Record]]]]:
     """Return the chosen runs by what chose them, method and number of images."""
     found: dict[str, dict[str, dict[int, list[Record]]]] = {}
     for by in CHOICES:
         lines = found.setdefault(by, {})
-        for size, by_method in chosen(records, by).items():
+        for size, by_method in validation_choice(records, by).items():
             for method, by_seed in by_method.items():
                 if method in TUNED or by == next(iter(CHOICES)):
                     lines.setdefault(method, {})[size] = list(by_seed.values())

@@ -14,8 +14,8 @@ from normalign_reproduction.statistics import mean
 
 __all__ = [
     "CHOICES", "COMPARED", "CONTROL", "METHODS", "QUANTITIES", "TUNED", "Difference",
-    "Quantity", "arms", "chosen", "cost_rows", "difference", "difference_rows",
-    "grid_rows", "method_rows", "pooled", "ratio", "seconds", "strength",
+    "Quantity", "arms", "cost_rows", "difference", "difference_rows", "grid_rows",
+    "method_rows", "pooled_mean", "ratio", "seconds", "strength", "validation_choice",
 ]  # fmt: skip
 
 METHODS = {
@@ -117,7 +117,7 @@ def arms(records: Records) -> dict[int, dict[str, dict[float, BySeed]]]:
     return found
 
 
-def chosen(records: Records, by: str) -> dict[int, dict[str, BySeed]]:
+def validation_choice(records: Records, by: str) -> dict[int, dict[str, BySeed]]:
     """Return the run that validation chooses, by number of images, method and seed.
 
     Of equals the smaller strength is taken. A seed that lacks a strength which the
@@ -178,14 +178,14 @@ class Difference:
     n_pairs: int
 
 
-def pooled(groups: Mapping[int, Sequence[float]]) -> Difference:
+def pooled_mean(groups: Mapping[int, Sequence[float]]) -> Difference:
     """Return the mean over sizes, with the noise of seeds pooled over the sizes.
 
     Values that are not finite are left out.
 
     Examples
     --------
-    >>> found = pooled({100: [1.0, 3.0], 300: [5.0, 7.0]})
+    >>> found = pooled_mean({100: [1.0, 3.0], 300: [5.0, 7.0]})
     >>> found.mean, [round(end, 2) for end in found.interval]  # 4 -+ 4.303 / sqrt(2)
     (4.0, [0.96, 7.04])
     """
@@ -230,7 +230,7 @@ def difference(
         What tunes them.
     """
     value = QUANTITIES[quantity].of
-    return pooled(_pairs(chosen(records, by), method, reference, value))
+    return pooled_mean(_pairs(validation_choice(records, by), method, reference, value))
 
 
 def _pairs(
@@ -267,20 +267,20 @@ def seconds(
             common = set.intersection(*(set(one) for one in grid)) if grid else set()
             found = times.setdefault(size, {}).setdefault(method, {})
             for seed in sorted(common):
-                alone = [one[seed] for one in grid if not _shared(one[seed])]
-                values = [run.result["seconds"] for run in alone if _ended(run)]
+                alone = [one[seed] for one in grid if not _shares_gpu(one[seed])]
+                values = [run.result["seconds"] for run in alone if _has_end(run)]
                 if values and not (tuning and len(alone) < len(grid)):
                     found[seed] = total(values)
     return times
 
 
-def _shared(record: Record) -> bool:
+def _shares_gpu(record: Record) -> bool:
     """Return whether a run shared its GPU with others."""
     made = record.made
     return made.get("device_kind") == "cuda" and made.get("at_a_time", 1) > 1
 
 
-def _ended(record: Record) -> bool:
+def _has_end(record: Record) -> bool:
     result = record.result
     return result.get("seconds") is not None and result["test_accuracy"] is not None
 
@@ -298,7 +298,7 @@ def method_rows(by: str) -> Callable[[Records], list[Row]]:
 
     def rows(records: Records) -> list[Row]:
         made = []
-        for size, by_method in chosen(records, by).items():
+        for size, by_method in validation_choice(records, by).items():
             for method, by_seed in by_method.items():
                 if not first and method not in TUNED:
                     continue
@@ -401,7 +401,7 @@ def ratio(
     """
     ours = seconds(records, tuning=tuning)
     theirs = seconds(records, tuning=False)
-    return pooled(
+    return pooled_mean(
         {
             size: [
                 math.log(by_seed[method][s] / theirs[size][reference][s])

@@ -16,10 +16,10 @@ from normalign_reproduction.context import Context
 from normalign_reproduction.data.digits import digits
 from normalign_reproduction.spec import Run
 from normalign_reproduction.training import (
-    alike,
-    kept_history,
+    group_alike,
+    history_columns,
     log_spaced,
-    trained_together,
+    train_ensembles,
 )
 
 __all__ = ["batches", "compute"]
@@ -36,7 +36,7 @@ def batches(runs: Sequence[Run], device: torch.device) -> list[list[Run]]:
     On a CPU two processes of one thread each are faster than one process of two.
     """
     on_cuda = device.type == "cuda"
-    return alike(runs, but_for=("strength",), any_seed=on_cuda)
+    return group_alike(runs, but_for=("strength",), any_seed=on_cuda)
 
 
 def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
@@ -63,11 +63,11 @@ def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
         measure=stacked_geometry(data.x_train[: first["n_measured"]]),
         device=context.device,
     )  # fmt: skip
-    (trained,) = trained_together([ensemble], context, names=["augmentation"])
+    (trained,) = train_ensembles([ensemble], context, names=["augmentation"])
     steps = -(-first["n_train"] // first["batch_size"])  # of an epoch
     results = []
     for one in trained:
-        history = kept_history(one.history, COLUMNS)
+        history = history_columns(one.history, COLUMNS)
         epochs = history["columns"]["epoch"]
         history["columns"]["step"] = [steps * epoch for epoch in epochs]
         results.append({"history": history, "stopped": one.stopped})

@@ -35,9 +35,9 @@ from normalign_reproduction.spec import (
     Records,
     Size,
     Verdict,
-    crossed,
+    cross,
 )
-from normalign_reproduction.statistics import final, grouped
+from normalign_reproduction.statistics import final, group_by
 
 __all__ = ["ITEM"]
 
@@ -48,7 +48,7 @@ def ends(records: Records) -> dict[float, float]:
     """Return the mean final alignment of each strength, from weak to strong."""
     return {
         strength: statistics.fmean(final(one, "normal_alignment") for one in group)
-        for (strength,), group in sorted(grouped(records, "strength").items())
+        for (strength,), group in sorted(group_by(records, "strength").items())
     }
 
 
@@ -75,7 +75,7 @@ ITEM = Item(
     title="Augmentation makes data dense, and alignment goes",
     shows="As the amount of data augmentation grows, normal alignment decreases.",
     experiment="sparsity",
-    variants=crossed(strength=[0.1, 0.2, 0.3, 0.5, 0.75, 1.0]),
+    variants=cross(strength=[0.1, 0.2, 0.3, 0.5, 0.75, 1.0]),
     settings={
         "text": {
             "n_train": 2000, "n_test": 1000, "hidden": [256, 256, 256],
@@ -90,7 +90,7 @@ ITEM = Item(
             2,
             {"n_train": 100, "n_test": 200, "hidden": [128, 128, 128],
              "batch_size": 25, "epochs": 400, "n_evaluated": 30, "n_measured": 50},
-            variants=crossed(strength=[0.1, 0.2, 0.5, 1.0]),
+            variants=cross(strength=[0.1, 0.2, 0.5, 1.0]),
             seconds={"cpu": 14.0},
         ),
         "full": Size(3, seconds={"cuda": 120.0}),

@@ -13,11 +13,11 @@ from normalign_reproduction.items.tabarena.rows import (
     PUBLISHED_COUNTS,
     PUBLISHED_MEAN,
     RFM,
-    Outcome,
-    outcomes,
+    TaskErrors,
     own_gains,
     published_tasks,
     share_interval,
+    task_errors,
 )
 from normalign_reproduction.items.tabarena.tasks import LACKING
 from normalign_reproduction.items.table1.rows import welch_p
@@ -30,12 +30,12 @@ SURE = 0.05
 FEWEST = 5  # tasks that a rule about tasks needs
 
 
-def _below(found: list[Outcome]) -> list[Outcome]:
+def _below(found: list[TaskErrors]) -> list[TaskErrors]:
     return [one for one in found if one.chosen() != RFM]
 
 
 def _third(records: Records) -> list[Verdict]:
-    found = outcomes(records)
+    found = task_errors(records)
     k, n = len(_below(found)), len(found)
     theirs, all_theirs = len(published_tasks()), sum(PUBLISHED_COUNTS.values())
     table = [[k, n - k], [theirs, all_theirs - theirs]]
@@ -62,7 +62,7 @@ def _within(ends: tuple[float, float] | None, digits: int) -> str:
 
 
 def _order(records: Records) -> list[Verdict]:
-    chosen = [one.chosen() for one in outcomes(records)]
+    chosen = [one.chosen() for one in task_errors(records)]
     counts = {weight: chosen.count(weight) for weight in PUBLISHED_COUNTS}
     first, second = list(PUBLISHED_COUNTS)[:2]
     below = [weight for weight in counts if weight != RFM]
@@ -78,7 +78,7 @@ def _order(records: Records) -> list[Verdict]:
 
 
 def _size(records: Records) -> list[Verdict]:
-    below = _below(outcomes(records))
+    below = _below(task_errors(records))
     # Whoever chose a weight below one had an error to gain from.
     ours = [statistics.fmean(one.gains(one.validation, one.chosen())) for one in below]
     p = welch_p(ours, [row["improvement"] for row in published_tasks().values()])
@@ -92,9 +92,9 @@ def _size(records: Records) -> list[Verdict]:
     return [Verdict(cell, f"{PUBLISHED_MEAN:g} %", shown, holds, why)]
 
 
-def _printed(records: Records) -> list[Verdict]:
+def _printed_tasks(records: Records) -> list[Verdict]:
     """A verdict for each task that the paper prints; none where data are partial."""
-    found, verdicts = {one.task: one for one in outcomes(records)}, []
+    found, verdicts = {one.task: one for one in task_errors(records)}, []
     for task, printed in published_tasks().items():
         theirs = f"{printed['alpha']:g}"
         one = found.get(task)
@@ -114,8 +114,8 @@ def _printed(records: Records) -> list[Verdict]:
     return verdicts
 
 
-def _carried(records: Records) -> list[Verdict]:
-    found = outcomes(records)
+def _carries_over(records: Records) -> list[Verdict]:
+    found = task_errors(records)
     validated, tested = (
         [
             statistics.fmean(gains)
@@ -160,13 +160,13 @@ CLAIMS = (
     Claim(
         "The printed tasks choose a weight below one",
         "So does ours, by the mean validation error over the draws.",
-        _printed, FULL,
+        _printed_tasks, FULL,
     ),
     Claim(
         "The improvements carry over to test rows",
         "Each draw chooses by its validation rows; the mean gain in test error over "
         "tasks with a choice below one is above 0 at the 5 % level. Beyond the paper, "
         "which has no test error.",
-        _carried,
+        _carries_over,
     ),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from normalign_reproduction._errors import require
-from normalign_reproduction.items.tabarena.rows import RFM, outcomes, published_tasks
+from normalign_reproduction.items.tabarena.rows import RFM, published_tasks, task_errors
 from normalign_reproduction.spec import Records
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Gains:
 
 def _points(records: Records) -> list[tuple[str, bool, float, float]]:
     points = []
-    for one in outcomes(records):
+    for one in task_errors(records):
         if all(weight == RFM for weight in one.own_choices(one.validation)):
             continue
         validated = one.own_gains(one.validation, one.validation)

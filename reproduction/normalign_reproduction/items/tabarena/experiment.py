@@ -18,19 +18,19 @@ from normalign.estimators import (
     RFAMRegressorCV,
     make_tabular_pipeline,
 )
-from normalign_reproduction.context import Context, Kept
+from normalign_reproduction.context import Context, RunCache
 from normalign_reproduction.items.tabarena.tasks import (
     BUNDLED,
     TASKS,
-    Task,
+    TabArenaTask,
     task_named,
 )
 from normalign_reproduction.items.table2.data import inner_split
 from normalign_reproduction.spec import Run
-from normalign_reproduction.training import alike
+from normalign_reproduction.training import group_alike
 
 __all__ = [
-    "Division", "auc_error", "batches", "compute", "divided", "error_of", "log_loss",
+    "Division", "auc_error", "batches", "compute", "divide", "error_of", "log_loss",
     "rmse",
 ]  # fmt: skip
 
@@ -54,7 +54,7 @@ class Division:
 def batches(runs: Sequence[Run], device: torch.device) -> list[list[Run]]:
     """Return all identity weights of one division together, large tables first."""
     rows = {facts.name: facts.rows for facts in (*TASKS, *BUNDLED)}
-    groups = alike(runs, but_for=("identity_weight",), any_seed=False)
+    groups = group_alike(runs, but_for=("identity_weight",), any_seed=False)
     return sorted(groups, key=lambda group: -rows.get(group[0]["task"], 0))
 
 
@@ -66,7 +66,7 @@ def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
     scaled and encoded as in the development part, once for all runs. A run that is
     done is kept, and not done again.
     """
-    kept = Kept(context)
+    kept = RunCache(context)
     prepared = cache(partial(_Prepared, batch[0]))
     results = []
     for number, run in enumerate(batch):
@@ -86,8 +86,12 @@ def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
     return results
 
 
-def divided(
-    task: Task, *, seeds: Sequence[int], test_share: float, validation_share: float
+def divide(
+    task: TabArenaTask,
+    *,
+    seeds: Sequence[int],
+    test_share: float,
+    validation_share: float,
 ) -> Division:
     """Return the rows of a task in three parts, classes in equal shares.
 
@@ -122,7 +126,7 @@ class _Prepared:
 
     def __init__(self, run: Run) -> None:
         self.task = task_named(run["task"], run.data)
-        division = divided(
+        division = divide(
             self.task, seeds=_seeds(run)[:2], test_share=run["test_share"],
             validation_share=run["validation_share"],
         )  # fmt: skip
@@ -131,8 +135,8 @@ class _Prepared:
             RFAMRegressorCV(), categorical=categorical, max_categories=most
         )
         columns, known = pipeline[:-1], division.development
-        self.x = columns.fit_transform(_taken(self.task.table, known))
-        self.x_test = columns.transform(_taken(self.task.table, division.test))
+        self.x = columns.fit_transform(_take(self.task.table, known))
+        self.x_test = columns.transform(_take(self.task.table, division.test))
         self.y, self.y_test = self.task.answers[known], self.task.answers[division.test]
         self.n_fit, self.n_validation = len(division.fit), len(division.validation)
 
@@ -143,7 +147,7 @@ class _Prepared:
         return every[: self.n_fit], every[self.n_fit :]
 
 
-def _taken(table: Any, rows: np.ndarray) -> Any:
+def _take(table: Any, rows: np.ndarray) -> Any:
     return table.iloc[rows] if hasattr(table, "iloc") else table[rows]
 
 

@@ -27,7 +27,7 @@ from normalign_reproduction.items.tabarena.rows import (
     task_rows,
 )
 from normalign_reproduction.items.tabarena.tasks import BUNDLED, TASKS, TaskFacts
-from normalign_reproduction.spec import Column, Figure, Item, Size, Table, crossed
+from normalign_reproduction.spec import Column, Figure, Item, Size, Table, cross
 
 WEIGHTS = (1.0, 0.1, 0.01, 0.001, 0.0)
 # Rows, and inputs: a solve costs tenths of a second, a metric likewise, seconds.
@@ -51,7 +51,7 @@ def variants(tasks: Sequence[TaskFacts], *, repeats: int) -> list[dict[str, Any]
         draws = range(1 if large or facts.rows > MANY else repeats)
         more = next((SEARCHES[n] for n in SEARCHES if facts.rows > n), {})
         more = more or (SEARCHES[LARGE] if large else {})
-        for one in crossed(task=[facts.name], repeat=draws, identity_weight=WEIGHTS):
+        for one in cross(task=[facts.name], repeat=draws, identity_weight=WEIGHTS):
             found.append({**one, **more})
     return found
 

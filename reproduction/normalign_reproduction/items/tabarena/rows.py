@@ -13,12 +13,12 @@ from scipy import stats
 from normalign_reproduction.files import read_csv
 from normalign_reproduction.items.tabarena.tasks import LACKING
 from normalign_reproduction.spec import Records, Row
-from normalign_reproduction.statistics import grouped, interval, mean
+from normalign_reproduction.statistics import group_by, interval, mean
 
 __all__ = [
-    "PUBLISHED_COUNTS", "PUBLISHED_MEAN", "RFM", "Outcome", "breakdown_rows", "gain",
-    "outcomes", "own_gains", "preferred", "published_tasks", "reference_rows",
-    "share_interval", "summary_rows", "task_rows",
+    "PUBLISHED_COUNTS", "PUBLISHED_MEAN", "RFM", "TaskErrors", "best_weight",
+    "breakdown_rows", "gain", "own_gains", "published_tasks", "reference_rows",
+    "share_interval", "summary_rows", "task_errors", "task_rows",
 ]  # fmt: skip
 
 RFM = 1.0  # the identity weight that makes an RFAM an RFM
@@ -34,7 +34,7 @@ ByWeight = Mapping[float, Sequence[float]]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TaskErrors:
     """The errors of a task.
 
     Parameters
@@ -64,7 +64,7 @@ class Outcome:
     def chosen(self, reference: float = RFM) -> float:
         """Return the weight with the least mean validation error."""
         means = {w: statistics.fmean(errors) for w, errors in self.validation.items()}
-        return preferred(means, reference)
+        return best_weight(means, reference)
 
     def gains(
         self, errors: ByWeight, weight: float, reference: float = RFM
@@ -81,7 +81,7 @@ class Outcome:
     def own_choices(self, by: ByWeight) -> list[float]:
         """Return the weight of the least error of each draw."""
         return [
-            preferred({w: errors[d] for w, errors in by.items()})
+            best_weight({w: errors[d] for w, errors in by.items()})
             for d in range(self.n_draws)
         ]
 
@@ -100,12 +100,12 @@ class Outcome:
         return [one for one in found if one is not None]
 
 
-def preferred(errors: Mapping[float, float], reference: float = RFM) -> float:
+def best_weight(errors: Mapping[float, float], reference: float = RFM) -> float:
     """Return the weight of the least error; of equals the reference, or the largest.
 
     Examples
     --------
-    >>> preferred({1.0: 0.2, 0.1: 0.1, 0.0: 0.1}), preferred({1.0: 0.1, 0.0: 0.1})
+    >>> best_weight({1.0: 0.2, 0.1: 0.1, 0.0: 0.1}), preferred({1.0: 0.1, 0.0: 0.1})
     (0.1, 1.0)
     """
     most = min(errors.values()) * (1 + _EQUAL)
@@ -128,17 +128,17 @@ def gain(before: float, after: float) -> float | None:
     return 100 * (before - after) / before if before else None
 
 
-def outcomes(records: Records) -> list[Outcome]:
+def task_errors(records: Records) -> list[TaskErrors]:
     """Return the errors of each task, by its name; draws that lack a weight left out.
 
     So are tasks without an RFM to compare with.
     """
     found = []
-    by_task = grouped(records, "task")
+    by_task = group_by(records, "task")
     for (task,) in sorted(by_task, key=lambda values: str(values[0]).lower()):
         by_weight = {
             weight: {(r["repeat"], r.run.seed): r.result for r in group}
-            for (weight,), group in grouped(by_task[task,], "identity_weight").items()
+            for (weight,), group in group_by(by_task[task,], "identity_weight").items()
         }
         common = set.intersection(*(set(of) for of in by_weight.values()))
         if RFM not in by_weight or len(by_weight) < 2 or not common:
@@ -151,7 +151,7 @@ def outcomes(records: Records) -> list[Outcome]:
         one = by_weight[RFM][draws[0]]
         n_rows = one["n_fit"] + one["n_validation"] + one["n_test"]
         found.append(
-            Outcome(
+            TaskErrors(
                 task, one["metric"], one["partial"], n_rows, one["n_inputs"],
                 validation, test,
             )
@@ -181,7 +181,7 @@ def published_tasks() -> dict[str, Row]:
     }
 
 
-def own_gains(found: Sequence[Outcome], by: str, seen: str) -> list[list[float]]:
+def own_gains(found: Sequence[TaskErrors], by: str, seen: str) -> list[list[float]]:
     """Return the gains of the draws' own choices, of tasks with one below one.
 
     Parameters
@@ -203,17 +203,17 @@ def task_rows(records: Records) -> list[Row]:
 
     Tasks that the paper prints and that were not at hand come last.
     """
-    rows = [_task_row(outcome) for outcome in outcomes(records)]
+    rows = [_task_row(outcome) for outcome in task_errors(records)]
     if any(record.run.data == "tabarena" for record in records):
         rows += [
-            {"task": printed["title"], "state": "not at hand", **_printed(name)}
+            {"task": printed["title"], "state": "not at hand", **_published_row(name)}
             for name, printed in published_tasks().items()
             if name in LACKING
         ]
     return rows
 
 
-def _task_row(outcome: Outcome) -> Row:
+def _task_row(outcome: TaskErrors) -> Row:
     weight = outcome.chosen()
     test = outcome.gains(outcome.test, weight)
     printed = published_tasks().get(outcome.task)
@@ -233,11 +233,11 @@ def _task_row(outcome: Outcome) -> Row:
         "test_gain": mean(test),
         "test_interval": None if weight == RFM else interval(test),
         "own_test_gain": mean(outcome.own_gains(outcome.validation, outcome.test)),
-        **_printed(outcome.task),
+        **_published_row(outcome.task),
     }
 
 
-def _printed(task: str) -> Row:
+def _published_row(task: str) -> Row:
     printed = published_tasks().get(task, {})
     return {
         "published_weight": printed.get("alpha"),
@@ -250,7 +250,7 @@ def breakdown_rows(records: Records) -> list[Row]:
 
     By mean validation error over the draws, and of one draw, the mean over them.
     """
-    found = outcomes(records)
+    found = task_errors(records)
     weights = sorted({w for one in found for w in one.validation}, reverse=True)
     chosen = [one.chosen() for one in found]
     printed = sum(PUBLISHED_COUNTS.values())
@@ -279,7 +279,7 @@ def reference_rows(records: Records) -> list[Row]:
     :math:`1 - 1/5` of the tasks. Only what exceeds that, or is left of it on rows that
     had no part in the choice, speaks for or against a default.
     """
-    found = outcomes(records)
+    found = task_errors(records)
     weights = sorted({w for one in found for w in one.validation}, reverse=True)
     rows = []
     for reference in weights:
@@ -313,7 +313,7 @@ def summary_rows(records: Records) -> list[Row]:
 
     The last two choose by one part of the rows and look at the other, both ways.
     """
-    found = outcomes(records)
+    found = task_errors(records)
     below = [one for one in found if one.chosen() != RFM]
     k, n = len(below), len(found)
     share: Row = {

@@ -14,7 +14,8 @@ from normalign_reproduction.data import load_tabarena, tabarena_facts
 from normalign_reproduction.data.tabarena import METRICS
 
 __all__ = [
-    "BUNDLED", "HELD_ROWS", "LACKING", "TASKS", "Task", "TaskFacts", "task_named",
+    "BUNDLED", "HELD_ROWS", "LACKING", "TASKS", "TabArenaTask", "TaskFacts",
+    "task_named",
 ]  # fmt: skip
 
 
@@ -28,7 +29,7 @@ class TaskFacts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Task:
+class TabArenaTask:
     """A table with its answers, and how they are scored.
 
     Parameters
@@ -87,7 +88,7 @@ BUNDLED = (
 
 
 @lru_cache(maxsize=2)
-def task_named(name: str, data: str) -> Task:
+def task_named(name: str, data: str) -> TabArenaTask:
     """Return a task; the last ones asked for are kept.
 
     Parameters
@@ -104,7 +105,7 @@ def task_named(name: str, data: str) -> Task:
     require(known, "task_named", "data", "'tabarena' or 'bundled'", repr(data))
     if data == "tabarena":
         found = load_tabarena(name)
-        return _coded(
+        return _encode(
             found.X, found.y, found.metric, tuple(found.categorical),
             partial=not found.matches_tabarena,
         )  # fmt: skip
@@ -112,27 +113,27 @@ def task_named(name: str, data: str) -> Task:
     require(name in _MADE, "task_named", "name", rule, repr(name))
     table, answers, categorical = _MADE[name]()
     kind = next(facts.kind for facts in BUNDLED if facts.name == name)
-    return _coded(table, answers, METRICS[kind], categorical)
+    return _encode(table, answers, METRICS[kind], categorical)
 
 
-def _coded(
+def _encode(
     table: Any,
     answers: Any,
     metric: str,
     categorical: Sequence[Any],
     *,
     partial: bool = False,
-) -> Task:
+) -> TabArenaTask:
     """Count classes from 0; numbers become float64."""
     answers = np.asarray(answers)
     if metric == "rmse":
         numbers = answers.astype(np.float64)
-        return Task(table, numbers, None, metric, categorical, partial)
+        return TabArenaTask(table, numbers, None, metric, categorical, partial)
     classes, codes = np.unique(answers, return_inverse=True)
-    return Task(table, codes, len(classes), metric, categorical, partial)
+    return TabArenaTask(table, codes, len(classes), metric, categorical, partial)
 
 
-def _bundled(loader: str, *, rows: int | None = None) -> Callable[[], Any]:
+def _bundled_task(loader: str, *, rows: int | None = None) -> Callable[[], Any]:
     def load() -> tuple[np.ndarray, np.ndarray, tuple[()]]:
         from sklearn import datasets
 
@@ -142,7 +143,7 @@ def _bundled(loader: str, *, rows: int | None = None) -> Callable[[], Any]:
     return load
 
 
-def _mixed(seed: int) -> tuple[np.ndarray, np.ndarray, np.random.Generator]:
+def _mixed_table(seed: int) -> tuple[np.ndarray, np.ndarray, np.random.Generator]:
     """Return a table of numbers, texts, codes and holes, and what answers follow.
 
     The answer follows a product of two numbers, the text, and the code; one number is
@@ -162,21 +163,21 @@ def _mixed(seed: int) -> tuple[np.ndarray, np.ndarray, np.random.Generator]:
 
 
 def _orders() -> tuple[np.ndarray, np.ndarray, tuple[int]]:
-    table, signal, random = _mixed(0)
+    table, signal, random = _mixed_table(0)
     chance = 1 / (1 + np.exp(-2 * (signal - np.median(signal))))
     return table, random.random(len(chance)) < chance, (5,)
 
 
 def _prices() -> tuple[np.ndarray, np.ndarray, tuple[int]]:
-    table, signal, random = _mixed(1)
+    table, signal, random = _mixed_table(1)
     return table, 100 + 20 * signal + 10 * random.normal(size=len(signal)), (5,)
 
 
 _MADE: dict[str, Callable[[], Any]] = {
-    "breast-cancer": _bundled("load_breast_cancer"),
-    "wine": _bundled("load_wine"),
-    "digits-500": _bundled("load_digits", rows=500),
-    "diabetes-progression": _bundled("load_diabetes"),
+    "breast-cancer": _bundled_task("load_breast_cancer"),
+    "wine": _bundled_task("load_wine"),
+    "digits-500": _bundled_task("load_digits", rows=500),
+    "diabetes-progression": _bundled_task("load_diabetes"),
     "orders": _orders,
     "prices": _prices,
 }

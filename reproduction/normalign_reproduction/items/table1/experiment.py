@@ -26,7 +26,7 @@ from normalign_reproduction.context import Context
 from normalign_reproduction.files import load_cache, write_checked
 from normalign_reproduction.items.table1.tasks import Instance, Task, task
 from normalign_reproduction.spec import Run
-from normalign_reproduction.training import trained_together
+from normalign_reproduction.training import train_ensembles
 
 __all__ = [
     "EXTRA", "METHODS", "acceleration_ensemble", "batches", "compute", "constants",
@@ -149,7 +149,7 @@ def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
             for i in tuned:
                 ways[i] = replace(ways[i], weight=weight)
         ensembles.append(_ensemble(one, ways, instances, context.device))
-    trained = trained_together(ensembles, context, names=list(places))
+    trained = train_ensembles(ensembles, context, names=list(places))
     results: list[dict[str, Any]] = [{} for _ in batch]
     for (name, positions), ensemble, ended in zip(
         places.items(), ensembles, trained, strict=True

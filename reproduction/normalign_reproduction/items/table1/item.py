@@ -13,7 +13,7 @@ from normalign_reproduction.items.table1.rows import (
     cost_rows,
     table_rows,
 )
-from normalign_reproduction.spec import Column, Item, Size, Table, crossed
+from normalign_reproduction.spec import Column, Item, Size, Table, cross
 
 # At quick size XOR has a narrower layer, and the digit networks are narrower and start
 # smaller, with fewer numbers behind the comma; parity and modular addition are whole.
@@ -32,7 +32,7 @@ ITEM = Item(
     shows="GrokAlign reaches the grokked state in fewer epochs than the baseline, "
     "Grokfast and OrthoGrad, on all five tasks.",
     experiment="acceleration",
-    variants=crossed(task=TASK_TITLES, method=METHODS + EXTRA),
+    variants=cross(task=TASK_TITLES, method=METHODS + EXTRA),
     settings={"released": {}, "text": {}},
     constants=constants,
     sizes={
@@ -41,7 +41,7 @@ ITEM = Item(
             seconds={"cpu": 195.0},
             variants=[
                 {**one, "resized": QUICK[one["task"]]}
-                for one in crossed(task=TASK_TITLES, method=METHODS)
+                for one in cross(task=TASK_TITLES, method=METHODS)
             ],
         ),
         "full": Size(seeds=10, seconds={"cuda": 170.0}),

@@ -12,7 +12,7 @@ from scipy import stats
 from normalign_reproduction.files import read_csv
 from normalign_reproduction.report.tables import data_words
 from normalign_reproduction.spec import Records
-from normalign_reproduction.statistics import grouped, interval
+from normalign_reproduction.statistics import group_by, interval
 
 __all__ = [
     "METHOD_TITLES", "TASK_TITLES", "acceleration_rows", "cost_rows", "epochs_by_seed",
@@ -42,7 +42,7 @@ def epochs_by_seed(records: Records) -> dict[str, dict[str, dict[int, int | None
     ``None`` is a run that was trained to its last epoch, or diverged, without meeting
     the criteria. Tasks and methods come in the table's order.
     """
-    groups = grouped(records, "task", "method")
+    groups = group_by(records, "task", "method")
     return {
         task: {
             method: {r.run.seed: r.result["epoch"] for r in groups[task, method]}
@@ -56,11 +56,11 @@ def epochs_by_seed(records: Records) -> dict[str, dict[str, dict[int, int | None
 
 def table_rows(records: Records) -> list[dict[str, Any]]:
     """Return the rows of Table 1, named as the paper names them, with intervals."""
-    results, groups = epochs_by_seed(records), grouped(records, "task", "method")
+    results, groups = epochs_by_seed(records), group_by(records, "task", "method")
     rows = []
     for row in acceleration_rows(results):
         of_cell = groups[row["task"], row["method"]]
-        epochs = _grokked(results[row["task"]][row["method"]]).values()
+        epochs = _grokking_epochs(results[row["task"]][row["method"]]).values()
         reach = interval([float(epoch) for epoch in epochs])
         rows.append(
             row
@@ -82,7 +82,7 @@ def cost_rows(records: Records) -> list[dict[str, Any]]:
 
     Seconds of an epoch are those of all seeds in lockstep, without evaluations.
     """
-    groups = grouped(records, "task", "method")
+    groups = group_by(records, "task", "method")
     rows = []
     for row in acceleration_rows(epochs_by_seed(records)):
         task, method = row["task"], row["method"]
@@ -227,13 +227,13 @@ def published_acceleration() -> dict[tuple[str, str], dict[str, float | None]]:
     }
 
 
-def _grokked(by_seed: BySeed) -> dict[int, int]:
+def _grokking_epochs(by_seed: BySeed) -> dict[int, int]:
     return {seed: epoch for seed, epoch in by_seed.items() if epoch is not None}
 
 
 def _summary(by_seed: BySeed) -> dict[str, Any]:
     """Return how many grokked, and when."""
-    epochs = list(_grokked(by_seed).values())
+    epochs = list(_grokking_epochs(by_seed).values())
     n = len(by_seed)
     return {
         "n_seeds": n,
@@ -246,7 +246,7 @@ def _summary(by_seed: BySeed) -> dict[str, Any]:
 
 def _comparison(by_seed: BySeed, baseline: BySeed) -> dict[str, Any]:
     """Return how much sooner than the baseline; None where that is not defined."""
-    ours, theirs = _grokked(by_seed), _grokked(baseline)
+    ours, theirs = _grokking_epochs(by_seed), _grokking_epochs(baseline)
     both = [seed for seed in ours if seed in theirs]
     speedup = None
     if theirs and any(ours.values()):

@@ -184,7 +184,7 @@ class Task:
         return replace(self, **own, build=replace(build, **sizes) if sizes else build)
 
 
-def _grokked(test: float, **further: float) -> dict[str, float]:
+def _grokking_rule(test: float, **further: float) -> dict[str, float]:
     return {"train_accuracy": 0.99, "test_accuracy": test, **further}
 
 
@@ -203,23 +203,23 @@ TASKS: dict[str, dict[str, Task]] = {
         "xor": Task(
             "XOR", Xor(), "squared_error",
             rules.SGD(0.1, momentum=0.2, weight_decay=0.1), 1.0, 1000,
-            _grokked(0.95, noise_accuracy=0.95), orthograd_momentum=0.8,
+            _grokking_rule(0.95, noise_accuracy=0.95), orthograd_momentum=0.8,
         ),
         "parity": Task(
             "Sparse Parity", Parity(), "cross_entropy", _adamw(0.01, 0.1), 0.1,
-            20_000, _grokked(0.9),
+            20_000, _grokking_rule(0.9),
         ),
         "mnist_ce": Task(
             "MNIST - Cross Entropy", Images(), "cross_entropy",
-            _adamw(1e-3, 0.01), 0.01, 20_000, _grokked(0.8), 196,
+            _adamw(1e-3, 0.01), 0.01, 20_000, _grokking_rule(0.8), 196,
         ),
         "mnist_se": Task(
             "MNIST - Squared Error", Images(), "squared_error",
-            _adamw(1e-3, 0.01), 0.01, 20_000, _grokked(0.8), 196,
+            _adamw(1e-3, 0.01), 0.01, 20_000, _grokking_rule(0.8), 196,
         ),
         "modular": Task(
             "Modular Addition", Modular(), "cross_entropy", _adamw(1e-3, 1.0), 0.01,
-            1000, _grokked(0.99), 32,
+            1000, _grokking_rule(0.99), 32,
         ),
     },
 }  # fmt: skip

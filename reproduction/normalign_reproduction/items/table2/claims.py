@@ -10,7 +10,6 @@ from normalign_reproduction.items.table2.rows import (
     PROTOCOLS,
     Metric,
     changes,
-    defined,
     differences,
     is_papers,
     mean_rows,
@@ -19,6 +18,7 @@ from normalign_reproduction.items.table2.rows import (
 from normalign_reproduction.spec import Claim, Records, Verdict
 from normalign_reproduction.statistics import (
     bootstrap_interval,
+    drop_none,
     mean,
     student_p,
     wilcoxon_p,
@@ -64,13 +64,13 @@ def _near(records: Records) -> list[Verdict]:
     return verdicts
 
 
-def _changed(records: Records, metric: Metric, protocol: str) -> Verdict:
+def _same_sign(records: Records, metric: Metric, protocol: str) -> Verdict:
     """Say whether the mean change has the sign that the paper's has."""
     found, word = _FOUND[metric], _WORDS[_FOUND[metric]]
     cell = f"{metric.title}, {protocol}: {word}"
-    known = defined(changes(records, metric, protocol=protocol).values())
+    known = drop_none(changes(records, metric, protocol=protocol).values())
     middle, reach = mean(known), bootstrap_interval(known)
-    printed = _printed(metric, protocol) if is_papers(records) else word
+    printed = _published_text(metric, protocol) if is_papers(records) else word
     if middle is None:
         why = "no table has both methods"
         return Verdict(cell, printed, "-", None, why)
@@ -81,7 +81,7 @@ def _changed(records: Records, metric: Metric, protocol: str) -> Verdict:
         why += f", 95 % interval {ends}"
     if len(known) < ENOUGH and (reach is None or reach[0] <= 0 <= reach[1]):
         holds, why = None, f"{why}: too few tables to tell"
-    return Verdict(cell, printed, _written(metric, middle), holds, why)
+    return Verdict(cell, printed, _format(metric, middle), holds, why)
 
 
 def _surely(
@@ -96,7 +96,7 @@ def _surely(
     found = _FOUND[metric]
     cell = f"{metric.title}, {protocol}: {_WORDS[found]}, p < {level:g}"
     raw = differences(records, metric, protocol=protocol)
-    known = defined(changes(records, metric, protocol=protocol).values())
+    known = drop_none(changes(records, metric, protocol=protocol).values())
     p = student_p(raw, direction=found)
     shown = "-" if p is None else f"{p:.2g}"
     why = f"one-sided paired t-test of the raw values of {len(raw)} tables"
@@ -104,7 +104,7 @@ def _surely(
     if ranks is not None:
         # A mean of ratios depends on single tables; ranks and the median do not.
         average, median = (
-            _written(metric, of(known)) for of in (statistics.fmean, statistics.median)
+            _format(metric, of(known)) for of in (statistics.fmean, statistics.median)
         )
         why += f"; mean change {average}, median {median}"
         if metric.relative:
@@ -116,28 +116,28 @@ def _surely(
     return Verdict(cell, f"p < {level:g}", shown, p < level, why)
 
 
-def _printed(metric: Metric, protocol: str) -> str:
+def _published_text(metric: Metric, protocol: str) -> str:
     """Return the paper's change; of a protocol or attack that it lacks, its sign."""
     printed = published_changes().get(metric.name)
     if protocol != "released" or printed is None:
         return _WORDS[_FOUND[metric]]
-    return _written(metric, float(printed["mean"]))
+    return _format(metric, float(printed["mean"]))
 
 
-def _written(metric: Metric, value: float) -> str:
+def _format(metric: Metric, value: float) -> str:
     return f"{metric.form.format(value)} {metric.unit}"
 
 
 def _accuracy(records: Records) -> list[Verdict]:
     return [
-        _changed(records, ACCURACY, "released"),
+        _same_sign(records, ACCURACY, "released"),
         _surely(records, ACCURACY, "released", level=0.01),
     ]
 
 
 def _attack(records: Records) -> list[Verdict]:
     return [
-        _changed(records, ATTACK, "released"),
+        _same_sign(records, ATTACK, "released"),
         _surely(records, ATTACK, "released", level=0.05),
         _surely(records, ATTACK, "released", level=0.01),
     ]
@@ -145,14 +145,14 @@ def _attack(records: Records) -> list[Verdict]:
 
 def _alignment(records: Records) -> list[Verdict]:
     return [
-        _changed(records, ALIGNMENT, "released"),
+        _same_sign(records, ALIGNMENT, "released"),
         _surely(records, ALIGNMENT, "released", level=0.01),
     ]
 
 
 def _leak_free(records: Records) -> list[Verdict]:
     return [
-        *(_changed(records, m, "leak-free") for m in (ACCURACY, ALIGNMENT, ATTACK)),
+        *(_same_sign(records, m, "leak-free") for m in (ACCURACY, ALIGNMENT, ATTACK)),
         _surely(records, ATTACK, "leak-free", level=0.05),
         _surely(records, ALIGNMENT, "leak-free", level=0.01),
     ]
@@ -163,7 +163,7 @@ def _strong(records: Records) -> list[Verdict]:
         verdict
         for protocol in PROTOCOLS
         for verdict in (
-            _changed(records, STRONG, protocol),
+            _same_sign(records, STRONG, protocol),
             _surely(records, STRONG, protocol, level=0.05),
         )
     ]

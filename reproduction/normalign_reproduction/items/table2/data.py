@@ -75,19 +75,19 @@ def table_named(name: str, data: str) -> UCITable:
     require(data in ("uci", "bundled"), "table_named", "data", "'uci' or 'bundled'",
             repr(data))  # fmt: skip
     if data == "uci":
-        return _opened().table(name)
+        return _open_collection().table(name)
     rule = f"one of {', '.join(_MADE)}"
     require(name in _MADE, "table_named", "name", rule, repr(name))
     x, y = _MADE[name]()
-    return _divided(name, x, y)
+    return _divide(name, x, y)
 
 
 @cache
-def _opened() -> UCICollection:
-    return UCICollection.found()
+def _open_collection() -> UCICollection:
+    return UCICollection.locate()
 
 
-def _divided(name: str, x: Tensor, y: Tensor) -> UCITable:
+def _divide(name: str, x: Tensor, y: Tensor) -> UCITable:
     """Standardise a table and divide it as the collection divides its own.
 
     Over all rows, as the collection is: inputs of test rows, though no answers, have a
@@ -104,7 +104,7 @@ def _divided(name: str, x: Tensor, y: Tensor) -> UCITable:
     return UCITable(name, x, y, int(y.max()) + 1, split, folds, x[:0], y[:0], origin)
 
 
-def _bundled(loader: str, *, rows: int | None = None) -> tuple[Tensor, Tensor]:
+def _bundled_table(loader: str, *, rows: int | None = None) -> tuple[Tensor, Tensor]:
     from sklearn import datasets
 
     x, y = getattr(datasets, loader)(return_X_y=True)
@@ -140,10 +140,10 @@ def _spirals() -> tuple[Tensor, Tensor]:
 
 
 _MADE: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
-    "iris": lambda: _bundled("load_iris"),
-    "wine": lambda: _bundled("load_wine"),
-    "breast-cancer": lambda: _bundled("load_breast_cancer"),
-    "digits-500": lambda: _bundled("load_digits", rows=500),
+    "iris": lambda: _bundled_table("load_iris"),
+    "wine": lambda: _bundled_table("load_wine"),
+    "breast-cancer": lambda: _bundled_table("load_breast_cancer"),
+    "digits-500": lambda: _bundled_table("load_digits", rows=500),
     "blobs": _blobs,
     "parity": _parity,
     "spirals": _spirals,

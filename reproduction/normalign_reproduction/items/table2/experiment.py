@@ -26,12 +26,12 @@ from normalign.kernels import (
 )
 from normalign.robustness import attack_success_rate, pgd
 from normalign_reproduction._errors import require
-from normalign_reproduction.context import Context, Kept
+from normalign_reproduction.context import Context, RunCache
 from normalign_reproduction.data import UCITable
 from normalign_reproduction.items.peers.experiment import peer_result
 from normalign_reproduction.items.table2.data import inner_split, table_named
 from normalign_reproduction.spec import Run
-from normalign_reproduction.training import all_rounded
+from normalign_reproduction.training import round_all
 
 __all__ = ["PROTOCOLS", "batches", "compute", "machine_result"]
 
@@ -48,7 +48,7 @@ def batches(runs: Sequence[Run], device: torch.device) -> list[list[Run]]:
 def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
     """Return the result of each run, keeping every one as soon as it is there."""
     table = table_named(batch[0]["dataset"], batch[0].data)
-    kept, results = Kept(context), []
+    kept, results = RunCache(context), []
     for number, run in enumerate(batch):
 
         def hear(share: float, words: str, done: int = number) -> None:
@@ -188,7 +188,7 @@ def machine_result(
     rule = " or ".join(map(repr, PROTOCOLS))
     require(known, "tabular", "protocol", rule, repr(run["protocol"]))
     fitting = Fitting.of(table, run, device)
-    fitted = _released if run["protocol"] == "released" else _leak_free
+    fitted = _released_protocol if run["protocol"] == "released" else _leak_free
     folds = []
     for number, (choice, machine, dtype) in enumerate(fitted(fitting, table)):
         train, test = (rows.to(fitting.x.device) for rows in table.folds[number])
@@ -199,19 +199,19 @@ def machine_result(
                 "iteration": choice.iteration,
                 "validation": choice.accuracy,
                 "dtype": dtype,
-                **_attacked(fitting, machine, test, seed=run.seed),
+                **_attack(fitting, machine, test, seed=run.seed),
                 **_geometry(fitting, machine, train),
             }
         )
         progress((number + 1) / len(table.folds), f"fold {number + 1} done")
     (n, d), k = table.x.shape, table.n_classes
     kept = [{name: fold[name] for name in _OF_FOLDS} for fold in folds]
-    return all_rounded(
+    return round_all(
         {"n_rows": n, "n_inputs": d, "n_classes": k, **_means(folds), "folds": kept}
     )
 
 
-def _released(
+def _released_protocol(
     fitting: Fitting, table: UCITable
 ) -> Iterator[tuple[Choice, Machine, str]]:
     device = fitting.x.device
@@ -219,7 +219,7 @@ def _released(
     half, other = (rows.to(device) for rows in table.split)
     choice = fitting.chosen(half, other, generator=generator)
     for train, _ in table.folds:
-        yield _fitted(fitting, train.to(device), choice, metric=choice.metric)
+        yield _fit(fitting, train.to(device), choice, metric=choice.metric)
 
 
 def _leak_free(
@@ -230,10 +230,10 @@ def _leak_free(
         inside = inner_split(table.y, train, seed=fitting.run.seed)
         fit, validation = (rows.to(device) for rows in inside)
         choice = fitting.chosen(fit, validation, generator=None)
-        yield _fitted(fitting, train.to(device), choice)
+        yield _fit(fitting, train.to(device), choice)
 
 
-def _fitted(
+def _fit(
     fitting: Fitting, rows: Tensor, choice: Choice, *, metric: Tensor | None = None
 ) -> tuple[Choice, Machine, str]:
     """Fit what was chosen: in a metric as it is, else in one learned on the rows."""
@@ -242,7 +242,7 @@ def _fitted(
     return choice, last.machine, str(last.solved.dtype).removeprefix("torch.")
 
 
-def _attacked(
+def _attack(
     fitting: Fitting, machine: Machine, rows: Tensor, *, seed: int
 ) -> dict[str, Any]:
     """Attack test rows as released, and by more than that.

@@ -28,7 +28,7 @@ from normalign_reproduction.items.table2.rows import (
     mean_rows,
     table_rows,
 )
-from normalign_reproduction.spec import Column, Figure, Item, Size, Table, crossed
+from normalign_reproduction.spec import Column, Figure, Item, Size, Table, cross
 
 __all__ = ["ITEM", "QUICK_RFAM_SETTINGS", "RFAM_SETTINGS", "rfam_variants"]
 
@@ -46,7 +46,7 @@ def rfam_variants(
     tables: Iterable[TableFacts], protocols: Iterable[str], weights: Iterable[float]
 ) -> list[dict[str, Any]]:
     """Return the variants of method "rfam" on some tables, for identity weights."""
-    grid = crossed(table=tables, protocol=protocols, identity_weight=weights)
+    grid = cross(table=tables, protocol=protocols, identity_weight=weights)
     return [
         {
             "dataset": one["table"].name, "rows": one["table"].rows, "method": "rfam",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from normalign_reproduction.files import read_csv
 from normalign_reproduction.spec import Record, Records, Row
 from normalign_reproduction.statistics import (
     bootstrap_interval,
+    drop_none,
     mean,
     student_p,
     wilcoxon_p,
@@ -24,8 +25,8 @@ from normalign_reproduction.statistics import (
 
 __all__ = [
     "METHODS", "METHOD_TITLES", "METRICS", "PROTOCOLS", "ROUNDED", "Metric", "Scores",
-    "change_rows", "changes", "defined", "differences", "is_papers", "leak_rows",
-    "mean_rows", "measured", "pairs", "published_changes", "published_means", "scores",
+    "change_rows", "changes", "differences", "is_papers", "leak_rows", "mean_rows",
+    "measurements", "pairs", "published_changes", "published_means", "scores",
     "seed_means", "seed_p_values", "seeds_of", "summary", "table_rows",
 ]  # fmt: skip
 
@@ -97,7 +98,7 @@ METRICS = (
 )  # fmt: skip
 
 
-def measured(record: Record) -> dict[str, float | None]:
+def measurements(record: Record) -> dict[str, float | None]:
     """Return the numbers of a run: percentages, and local geometry as it is.
 
     ``accuracy`` and the success rates of the released attack, ``asr_0.1``, ``asr_1``
@@ -131,7 +132,9 @@ def scores(
             and record["protocol"] == protocol
             and record["identity_weight"] == identity_weight
         ):
-            found.setdefault(record["dataset"], {})[record.run.seed] = measured(record)
+            found.setdefault(record["dataset"], {})[record.run.seed] = measurements(
+                record
+            )
     return {
         table: dict(sorted(by_seed.items())) for table, by_seed in sorted(found.items())
     }
@@ -211,18 +214,7 @@ def differences(
         for weight in METHODS.values()
     )
     both = pairs(rfm, rfam, seeds=seeds)
-    return defined(metric.difference(*pair) for pair in both.values())
-
-
-def defined(values: Iterable[float | None]) -> list[float]:
-    """Return what is defined of some numbers.
-
-    Examples
-    --------
-    >>> defined([1.0, None])
-    [1.0]
-    """
-    return [value for value in values if value is not None]
+    return drop_none(metric.difference(*pair) for pair in both.values())
 
 
 def seeds_of(records: Records, *, protocol: str) -> list[int]:
@@ -282,7 +274,7 @@ def summary(values: Sequence[float | None]) -> dict[str, Any]:
     >>> found["mean"], found["median"], found["n"], found["n_undefined"]
     (2.0, 1.0, 3, 1)
     """
-    known = defined(values)
+    known = drop_none(values)
     return {
         "n": len(known),
         "n_undefined": len(values) - len(known),
@@ -318,7 +310,7 @@ def mean_rows(records: Records) -> list[Row]:
                 "n_undefined": sum(one["asr_1"] is None for one in means),
             }  # fmt: skip
             for name in means[0]:
-                known = defined(one[name] for one in means)
+                known = drop_none(one[name] for one in means)
                 row[name] = mean(known)
                 row[f"{name}_interval"] = bootstrap_interval(known)
             if protocol == "released" and is_papers(records):
@@ -364,7 +356,7 @@ def seed_p_values(records: Records, metric: Metric, *, protocol: str) -> list[fl
         )
         for seed in seeds_of(records, protocol=protocol)
     )
-    return defined(found)
+    return drop_none(found)
 
 
 def table_rows(records: Records) -> list[Row]:
@@ -385,7 +377,7 @@ def table_rows(records: Records) -> list[Row]:
             for method, found in (("rfm", rfm), ("rfam", rfam)):
                 by_seed = found.get(table, {})
                 for name in _PER_TABLE if by_seed else ():
-                    known = defined(score[name] for score in by_seed.values())
+                    known = drop_none(score[name] for score in by_seed.values())
                     row[f"{method}_{name}"] = mean(known)
                     spread = statistics.stdev(known) if len(known) > 1 else None
                     row[f"{method}_{name}_std"] = spread
@@ -431,7 +423,7 @@ def leak_rows(records: Records) -> list[Row]:
 
 
 def _tests(records: Records, metric: Metric, protocol: str) -> dict[str, Any]:
-    known = defined(changes(records, metric, protocol=protocol).values())
+    known = drop_none(changes(records, metric, protocol=protocol).values())
     better = [c > 0 if metric.better == "greater" else c < 0 for c in known]
     raw = differences(records, metric, protocol=protocol)
     by_seed = seed_p_values(records, metric, protocol=protocol)

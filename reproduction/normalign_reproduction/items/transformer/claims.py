@@ -12,8 +12,8 @@ from normalign_reproduction.spec import Record, Records, Verdict
 from normalign_reproduction.statistics import column, final
 
 __all__ = [
-    "between", "correlates_with_test", "generalised", "generalises_late", "memorised",
-    "rank_correlation", "rises_since_memorised",
+    "between", "correlates_with_test", "generalisation_epoch", "generalises_late",
+    "memorisation_epoch", "rank_correlation", "rises_since_memorised",
 ]  # fmt: skip
 
 Check = Callable[[Records], list[Verdict]]
@@ -22,19 +22,19 @@ Check = Callable[[Records], list[Verdict]]
 LEAST = 0.99
 
 
-def memorised(record: Record) -> float | None:
+def memorisation_epoch(record: Record) -> float | None:
     """Return the first evaluated epoch with a train accuracy above 99 %, if any."""
     return _first_above(record, "train_accuracy")
 
 
-def generalised(record: Record) -> float | None:
+def generalisation_epoch(record: Record) -> float | None:
     """Return the first evaluated epoch with a test accuracy above 99 %, if any."""
     return _first_above(record, "test_accuracy")
 
 
 def between(record: Record) -> list[int]:
     """Return the rows from memorisation to generalisation, or to the end."""
-    start, end = memorised(record), generalised(record)
+    start, end = memorisation_epoch(record), generalisation_epoch(record)
     if start is None:
         return []
     epochs = column(record, "epoch")
@@ -63,7 +63,7 @@ def generalises_late(*, least_ratio: float, least_end: float) -> Check:
     """
 
     def judge(record: Record) -> Verdict:
-        early, late = memorised(record), generalised(record)
+        early, late = memorisation_epoch(record), generalisation_epoch(record)
         cell, end = f"seed {record.run.seed}", final(record, "test_accuracy")
         if early is None or late is None:
             why = f"99 % was not passed on both sets; test accuracy ends at {end:.3g}"

@@ -22,10 +22,10 @@ from normalign.training import (
 from normalign_reproduction.context import Context
 from normalign_reproduction.spec import Run
 from normalign_reproduction.training import (
-    alike,
-    kept_history,
+    group_alike,
+    history_columns,
     log_spaced,
-    trained_together,
+    train_ensembles,
 )
 
 __all__ = ["batches", "compute", "exact_cross_entropy"]
@@ -52,7 +52,7 @@ def exact_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 
 def batches(runs: Sequence[Run], device: torch.device) -> list[list[Run]]:
     """Return all seeds together on CUDA, each one alone on a CPU: it fills a core."""
-    return alike(runs, any_seed=device.type == "cuda")
+    return group_alike(runs, any_seed=device.type == "cuda")
 
 
 def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
@@ -85,9 +85,9 @@ def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
         ),
         device=context.device,
     )  # fmt: skip
-    (trained,) = trained_together([ensemble], context, names=["modular-addition"])
+    (trained,) = train_ensembles([ensemble], context, names=["modular-addition"])
     return [
-        {"history": kept_history(one.history, COLUMNS), "stopped": one.stopped}
+        {"history": history_columns(one.history, COLUMNS), "stopped": one.stopped}
         for one in trained
     ]
 

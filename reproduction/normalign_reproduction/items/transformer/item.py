@@ -36,7 +36,7 @@ from collections.abc import Callable
 from normalign_reproduction.items.transformer.claims import (
     between,
     correlates_with_test,
-    generalised,
+    generalisation_epoch,
     generalises_late,
     rank_correlation,
     rises_since_memorised,
@@ -83,7 +83,7 @@ def alignment_rows(records: Records) -> list[Row]:
 
     Of the seeds that memorised and generalised.
     """
-    late = [r for r in records if between(r) and generalised(r) is not None]
+    late = [r for r in records if between(r) and generalisation_epoch(r) is not None]
     rows = []
     for moment, value in _MOMENTS.items():
         row: Row = {"moment": moment, "n": len(late)}

@@ -7,7 +7,7 @@ import statistics
 
 from normalign_reproduction.claims import start_and_end
 from normalign_reproduction.spec import Record, Records, Verdict
-from normalign_reproduction.statistics import column, grouped
+from normalign_reproduction.statistics import column, group_by
 
 __all__ = ["degrades", "grows", "settles", "vanishes"]
 
@@ -18,7 +18,7 @@ LEAST_GROWTH, MOST_LEFT, MOST_ACCURACY, MOST_DRIFT = 1.1, 0.1, 0.5, 0.1
 
 def gammas(records: Records) -> dict[float, list[Record]]:
     """Return the runs of each weight, from small to large."""
-    return {g: group for (g,), group in sorted(grouped(records, "gamma").items())}
+    return {g: group for (g,), group in sorted(group_by(records, "gamma").items())}
 
 
 def grows(records: Records) -> list[Verdict]:

@@ -23,7 +23,11 @@ from normalign.training import (
 from normalign_reproduction.context import Context
 from normalign_reproduction.data.digits import digits
 from normalign_reproduction.spec import Run
-from normalign_reproduction.training import alike, kept_history, trained_together
+from normalign_reproduction.training import (
+    group_alike,
+    history_columns,
+    train_ensembles,
+)
 
 __all__ = ["batches", "compute"]
 
@@ -39,7 +43,7 @@ def batches(runs: Sequence[Run], device: torch.device) -> list[list[Run]]:
     On a CPU two processes of one thread each are faster than one process of two.
     """
     on_cuda = device.type == "cuda"
-    return alike(runs, but_for=("gamma",), any_seed=on_cuda)
+    return group_alike(runs, but_for=("gamma",), any_seed=on_cuda)
 
 
 def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
@@ -70,9 +74,9 @@ def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
         ),
         device=context.device,
     )  # fmt: skip
-    (trained,) = trained_together([ensemble], context, names=["gammas"])
+    (trained,) = train_ensembles([ensemble], context, names=["gammas"])
     return [
-        {"history": kept_history(one.history, COLUMNS), "stopped": one.stopped}
+        {"history": history_columns(one.history, COLUMNS), "stopped": one.stopped}
         for one in trained
     ]
 

@@ -35,7 +35,7 @@ from normalign_reproduction.items.zero_jacobian.claims import (
     vanishes,
 )
 from normalign_reproduction.report.panels import Panel, Panels, PointsPanel
-from normalign_reproduction.spec import Claim, Figure, Item, Size, crossed
+from normalign_reproduction.spec import Claim, Figure, Item, Size, cross
 
 __all__ = ["ITEM"]
 
@@ -48,7 +48,7 @@ ITEM = Item(
         "make them vanish severely degrades the classifier."
     ),
     experiment="zero_jacobian",
-    variants=crossed(gamma=[0, 1, 10, 100, 1000]),
+    variants=cross(gamma=[0, 1, 10, 100, 1000]),
     settings={
         "text": {
             "n_train": 1000, "n_test": 1000, "hidden": [256, 256], "batch_size": 100,
