@@ -102,7 +102,7 @@ def round_digits(value: float) -> float:
 
     Examples
     --------
-    >>> round_digits(2 / 3), rounded(float("inf"))
+    >>> round_digits(2 / 3), round_digits(float("inf"))
     (0.666667, inf)
     """
     return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else value

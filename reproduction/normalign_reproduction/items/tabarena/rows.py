@@ -105,8 +105,10 @@ def best_weight(errors: Mapping[float, float], reference: float = RFM) -> float:
 
     Examples
     --------
-    >>> best_weight({1.0: 0.2, 0.1: 0.1, 0.0: 0.1}), preferred({1.0: 0.1, 0.0: 0.1})
-    (0.1, 1.0)
+    >>> best_weight({1.0: 0.2, 0.1: 0.1, 0.0: 0.1})
+    0.1
+    >>> best_weight({1.0: 0.1, 0.0: 0.1})
+    1.0
     """
     most = min(errors.values()) * (1 + _EQUAL)
     best = [weight for weight, error in errors.items() if error <= most]
