@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from normalign.cli import note, say, table
 from normalign_reproduction._errors import complaint, require
-from normalign_reproduction.commands import archiving, options
+from normalign_reproduction.commands import options
 from normalign_reproduction.commands.unchanged import (
     fingerprint,
     load_output,
@@ -22,7 +22,7 @@ from normalign_reproduction.commands.unchanged import (
 )
 
 if TYPE_CHECKING:
-    from normalign_reproduction.plan import Plan
+    from normalign_reproduction.plan import ItemPlan, Plan
     from normalign_reproduction.runner import Performance
     from normalign_reproduction.spec import Item
     from normalign_reproduction.store import Store
@@ -122,7 +122,7 @@ def _reproduce(
         items, **asked, device=device, store=store, work=out / "work", jobs=n_jobs
     )
     if arguments.archive is not None:
-        archiving.check(plan, arguments.archive, callee=_CALLEE)
+        _check_archives(plan, arguments.archive)
     if arguments.dry_run:
         _print_plan(plan, device, n_jobs)
         return 0
@@ -143,7 +143,7 @@ def _reproduce(
     before.append((fingerprint(words, [out / "results"]), [out / "results"]))
     printed = _report(arguments, items, store, asked)
     if arguments.archive is not None:
-        archiving.write(plan, store, arguments.archive)
+        _write_archives(plan, store, arguments.archive)
     if memory is not None:
         report = [out / name for name in ("results", "report.html", *_FOLDERS)]
         seen = [*given, *report]
@@ -313,3 +313,44 @@ def _jobs(asked: str) -> int | None:
     legal = asked.isdecimal() and int(asked) >= 1
     require(legal, _CALLEE, "--jobs", "'auto' or a number from 1 on", repr(asked))
     return int(asked)
+
+
+def _check_archives(plan: Plan, folder: Path) -> None:
+    """Refuse to write an archive in place of one that has further runs.
+
+    Raises
+    ------
+    ValueError
+        If runs would be lost, or an archive there is damaged.
+    """
+    from normalign_reproduction.store import read_archive
+
+    for part in plan.parts:
+        path = _archive_path(part, folder)
+        if not path.exists():
+            continue
+        held = {record.run.key for record in read_archive(path)}
+        lost = len(held - {run.key for run in part.runs})
+        require(
+            not lost, _CALLEE, "--archive", "a folder whose archives lose no runs",
+            f"{path}, which has {lost} runs that are not asked for here",
+            "Ask for the same --seeds and --digits, name another folder, or move that "
+            "file away.",
+        )  # fmt: skip
+
+
+def _write_archives(plan: Plan, store: Store, folder: Path) -> None:
+    """Write the archives of what was planned, and note where they are."""
+    from normalign_reproduction.store import write_archive
+
+    for part in plan.parts:
+        run = part.runs[0]
+        about = {"item": part.item.name, "size": run.size, "preset": run.preset}
+        records = store.records(part.runs)
+        path = write_archive(_archive_path(part, folder), records, **about)
+        note(f"archive: {path}")
+
+
+def _archive_path(part: ItemPlan, folder: Path) -> Path:
+    run = part.runs[0]
+    return folder / f"{part.item.name}-{run.size}-{run.preset}.json"
