@@ -62,8 +62,9 @@ from torch import Tensor
 
 import geometry
 from normalign import RFAMClassifierCV
-from normalign_reproduction.experiments.acceleration_tasks import task
-from normalign_reproduction.store import device_name, provenance, write_json
+from normalign_reproduction.files import write_json
+from normalign_reproduction.items.table1.tasks import task
+from normalign_reproduction.provenance import device_name, provenance
 
 BASELINE = Path(__file__).parents[1] / "results" / "benchmarks" / "bench-cpu.json"
 LOSS, LEVEL = 0.15, 0.01

@@ -56,18 +56,18 @@ from normalign.training import (
 )
 from normalign.training._scheduler import Record
 from normalign.training.history import History
-from normalign_reproduction.evidence.acceleration_table import acceleration_rows
-from normalign_reproduction.experiments.acceleration import (
+from normalign_reproduction.items.table1.experiment import (
     METHODS,
     acceleration_ensemble,
 )
-from normalign_reproduction.experiments.acceleration_tasks import (
+from normalign_reproduction.items.table1.rows import acceleration_rows
+from normalign_reproduction.items.table1.tasks import (
     TASKS,
     Instance,
     Task,
     task,
 )
-from normalign_reproduction.store import commit
+from normalign_reproduction.provenance import commit
 
 COMPARED = ("baseline", "grokalign")
 EPOCHS_PER_TURN = 2

@@ -36,7 +36,7 @@ from torch.func import jacrev, vmap
 
 from normalign import local_geometry
 from normalign.nn import Transformer, mlp, resnet18, resnet50
-from normalign_reproduction.store import commit
+from normalign_reproduction.provenance import commit
 
 COSINES = ("normal_alignment", "alignment_ratio", "centroid_alignment")
 COMPARED = (*COSINES, "effective_rank", "jacobian_norm", "offset_norm", "radius")

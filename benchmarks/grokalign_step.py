@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from normalign.nn import mlp, resnet18
 from normalign.regularizers import GrokAlign
-from normalign_reproduction.store import commit
+from normalign_reproduction.provenance import commit
 
 STEPS_PER_TURN = 4  # a multiple of every=4
 WEIGHT = 0.01

@@ -33,7 +33,7 @@ from torch import Tensor
 from normalign import local_geometry
 from normalign.geometry import layer_profile
 from normalign.nn import resnet50
-from normalign_reproduction.store import commit
+from normalign_reproduction.provenance import commit
 
 STAGES = ["layer1", "layer2", "layer3", "layer4"]
 FORMS = {"cifar": (10, 32), "imagenet": (1000, 224)}

@@ -26,9 +26,9 @@ import torch
 
 from normalign.regularizers import PenaltyForm
 from normalign.training import Ensemble, train_together
-from normalign_reproduction.experiments.acceleration import member
-from normalign_reproduction.experiments.acceleration_tasks import Images, Task, task
-from normalign_reproduction.store import commit
+from normalign_reproduction.items.table1.experiment import member
+from normalign_reproduction.items.table1.tasks import Images, Task, task
+from normalign_reproduction.provenance import commit
 
 FORMS = {
     "released": PenaltyForm(power=1, released=True),

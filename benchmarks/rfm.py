@@ -58,7 +58,7 @@ from typing import Any
 import torch
 from rfm_peers import AGOP_POINTS, relative_difference
 
-from normalign_reproduction.store import commit
+from normalign_reproduction.provenance import commit
 
 WORKER = Path(__file__).with_name("rfm_peers.py")
 CONTESTANTS = ("ours", "xrfm", "xrfm cholesky", "plain")

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from normalign.kernels import Laplace, initial_metric, recursions
 from normalign_reproduction.data import UCITable, uci_tables
-from normalign_reproduction.store import commit
+from normalign_reproduction.provenance import commit
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "kernels"))
 import transcription

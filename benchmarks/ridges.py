@@ -21,7 +21,7 @@ import torch
 from normalign.kernels import Laplace, Solver, kernel_matrix
 from normalign.kernels._solve import solve
 from normalign.kernels._system import System
-from normalign_reproduction.store import commit
+from normalign_reproduction.provenance import commit
 
 
 def best(work: Callable[[], object], rounds: int) -> float:

@@ -28,8 +28,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normalign.nn import WideResNet
+from normalign_reproduction.provenance import commit
 from normalign_reproduction.robust import Recipe, RobustTrainer
-from normalign_reproduction.store import commit
 
 
 def seeded(seed: int) -> torch.Generator:

@@ -30,7 +30,8 @@ from normalign.nn import mlp
 from normalign.plots import plot_centroids, plot_curves, plot_partition
 from normalign.regularizers import PenaltyForm
 from normalign.training import Ensemble, Member, rules, stacked_geometry
-from normalign_reproduction.store import provenance, write_bytes, write_json
+from normalign_reproduction.files import write_bytes, write_json
+from normalign_reproduction.provenance import provenance
 
 DOCS = Path(__file__).parent
 IMAGES = DOCS / "images"

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from normalign_reproduction.catalogue import items
-from normalign_reproduction.reporting.drawings import svg_file
-from normalign_reproduction.reporting.outcomes import Outcome
+from normalign_reproduction.files import write_bytes
+from normalign_reproduction.report.outcome import Outcome
+from normalign_reproduction.report.svg import svg_file
 from normalign_reproduction.spec import Records
-from normalign_reproduction.store import write_bytes
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests run this file from afar
 from paper_tables import full

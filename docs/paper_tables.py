@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from normalign_reproduction.catalogue import item
-from normalign_reproduction.evidence.acceleration_table import (
+from normalign_reproduction.claims import verdict_word
+from normalign_reproduction.items.table1.rows import (
     METHOD_TITLES,
     TASK_TITLES,
     acceleration_rows,
     epochs_by_seed,
 )
-from normalign_reproduction.reporting.compare import spoken
-from normalign_reproduction.reporting.outcomes import Outcome, outcome
-from normalign_reproduction.reporting.rendering import render
-from normalign_reproduction.results import Store
+from normalign_reproduction.report.outcome import Outcome, outcome
+from normalign_reproduction.report.tables import render
+from normalign_reproduction.store import Store
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests run this file from afar
 import tabular_tables
@@ -83,7 +83,14 @@ def verdicts(found: Outcome) -> str:
     if failed:
         lines += ["", "| claim | cell | paper | ours | | why |", "|---" * 6 + "|"]
     for claim, one in failed:
-        cells = (claim.name, one.cell, one.paper, one.ours, spoken(one.holds), one.why)
+        cells = (
+            claim.name,
+            one.cell,
+            one.paper,
+            one.ours,
+            verdict_word(one.holds),
+            one.why,
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -13,30 +13,31 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from normalign_reproduction.evidence.alpha_choice import validated_rows
-from normalign_reproduction.evidence.alpha_frontier import frontier_rows
-from normalign_reproduction.evidence.alpha_path import path_rows
-from normalign_reproduction.evidence.paired import student_p
-from normalign_reproduction.evidence.tabarena import (
+from normalign_reproduction.items.alpha_path.rows import (
+    frontier_rows,
+    path_rows,
+    validated_rows,
+)
+from normalign_reproduction.items.tabarena.rows import (
     PUBLISHED_COUNTS,
     PUBLISHED_MEAN,
     RFM,
-    published_tasks,
-)
-from normalign_reproduction.evidence.tabarena_rows import (
     breakdown_rows,
+    published_tasks,
     reference_rows,
     summary_rows,
     task_rows,
 )
-from normalign_reproduction.evidence.tabular import METRICS, changes, defined
-from normalign_reproduction.evidence.tabular_rows import (
+from normalign_reproduction.items.tabarena.tasks import LACKING, TASKS
+from normalign_reproduction.items.table2.rows import (
+    METRICS,
     change_rows,
+    changes,
     leak_rows,
     mean_rows,
 )
-from normalign_reproduction.experiments.tabarena_tasks import LACKING, TASKS
 from normalign_reproduction.spec import Records
+from normalign_reproduction.statistics import drop_none, student_p
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests run this file from afar
 from paper_tables import full, made
@@ -128,7 +129,7 @@ def _extremes(records: Records) -> dict[str, str]:
             found[f"{prefix}_second"] = rows[1]["table"]
             found[f"{prefix}_first_share"] = f"{rows[0]['share']:.0%}"
             found[f"{prefix}_two_share"] = f"{sum(r['share'] for r in rows):.0%}"
-            left = defined(v for t, v in known.items() if t != rows[0]["table"])
+            left = drop_none(v for t, v in known.items() if t != rows[0]["table"])
             found[f"{prefix}_mean_without"] = metric.form.format(statistics.fmean(left))
             p = student_p(left, direction=metric.better)
             found[f"{prefix}_p_without"] = f"{p:.1g}"

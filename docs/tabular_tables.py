@@ -11,31 +11,26 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from normalign_reproduction.evidence.alpha_choice import validated_rows
-from normalign_reproduction.evidence.alpha_path import path_rows
-from normalign_reproduction.evidence.paired import student_p, wilcoxon_p
-from normalign_reproduction.evidence.standing import finding, standing_rows
-from normalign_reproduction.evidence.tabarena import RFM, published_tasks
-from normalign_reproduction.evidence.tabarena_rows import task_rows
-from normalign_reproduction.evidence.tabular import (
+from normalign_reproduction.items.alpha_path.rows import path_rows, validated_rows
+from normalign_reproduction.items.peers.rows import finding, standing_rows
+from normalign_reproduction.items.tabarena.rows import RFM, published_tasks, task_rows
+from normalign_reproduction.items.table2.data import TABLES
+from normalign_reproduction.items.table2.rows import (
     METHODS,
     METRICS,
     PROTOCOLS,
     Metric,
-    changes,
-    defined,
-    pairs,
-    scores,
-)
-from normalign_reproduction.evidence.tabular_rows import (
     change_rows,
+    changes,
     leak_rows,
     mean_rows,
+    pairs,
+    scores,
     summary,
 )
-from normalign_reproduction.experiments.tabular_data import TABLES
-from normalign_reproduction.reporting.outcomes import Outcome
+from normalign_reproduction.report.outcome import Outcome
 from normalign_reproduction.spec import Record, Records
+from normalign_reproduction.statistics import drop_none, student_p, wilcoxon_p
 
 ATTACKS = {"asr": "released", "strong": "strong"}
 RADII = ("0.1", "1", "2")
@@ -151,7 +146,7 @@ def attack_rows(records: Records) -> list[dict[str, Any]]:
             for attack, title in ATTACKS.items():
                 name = f"{attack}_{radius}"
                 metric = Metric(name, name, name, False, "less", "points", "{:+.2f}")
-                known = defined(changes(records, metric, protocol=protocol).values())
+                known = drop_none(changes(records, metric, protocol=protocol).values())
                 rows.append(
                     {
                         "protocol": protocol, "radius": radius, "attack": title,

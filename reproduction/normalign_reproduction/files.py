@@ -6,6 +6,7 @@ bit that changes on a disk or in a copy cannot change a result unnoticed.
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import logging
@@ -18,8 +19,8 @@ from typing import Any, NoReturn
 from normalign_reproduction._errors import complaint
 
 __all__ = [
-    "DamagedFile", "load_cache", "read_checked", "read_json", "settings_hash",
-    "write_bytes", "write_checked", "write_json",
+    "DamagedFile", "load_cache", "read_checked", "read_csv", "read_json",
+    "settings_hash", "write_bytes", "write_checked", "write_json",
 ]  # fmt: skip
 
 _CHECKSUM = "sha256"  # the key of a file's checksum
@@ -93,6 +94,11 @@ def read_json(path: Path) -> Any:
     except (ValueError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise _damage("read_json", path, "JSON", reason) from error
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file with a header."""
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
 
 
 def write_checked(

@@ -4,7 +4,7 @@ An *item* is one table or figure of the paper, written down once, declaratively.
 *variants* (the lines of a figure, the cells of a table) and *settings* for each preset;
 with a seed and a size, a variant becomes a :class:`Run`: one thing to compute, keyed by
 all that changes it. What came out of a run is a :class:`Record`. Tables, figures,
-claims and findings are functions of records.
+and claims are functions of records.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Claim", "Column", "Figure", "Item", "Record", "Records", "Run", "Size", "Table",
-    "Verdict", "crossed",
+    "Verdict", "cross",
 ]  # fmt: skip
 
 PRESETS = ("released", "text")
@@ -32,12 +32,12 @@ SIZES = ("quick", "full")
 Row = dict[str, Any]
 
 
-def crossed(**axes: Iterable[Any]) -> tuple[dict[str, Any], ...]:
+def cross(**axes: Iterable[Any]) -> tuple[dict[str, Any], ...]:
     """Return the variants of a grid: one for each combination, the last axis fastest.
 
     Examples
     --------
-    >>> crossed(task=["xor"], method=["baseline", "grokalign"])[1]
+    >>> cross(task=["xor"], method=["baseline", "grokalign"])[1]
     {'task': 'xor', 'method': 'grokalign'}
     """
     values = [list(axis) for axis in axes.values()]
@@ -51,7 +51,7 @@ class Run:
     Parameters
     ----------
     experiment : str
-        The module of :mod:`normalign_reproduction.experiments` that computes it.
+        The name of the experiment that computes it.
     version : int
         Of that experiment; raised when the same settings give other numbers.
     size, preset : str
@@ -286,14 +286,12 @@ class Item:
     shows : str
         What the paper shows by it, in a sentence.
     experiment : str
-        The module of :mod:`normalign_reproduction.experiments` that computes its runs.
+        The name of the experiment that computes its runs.
     variants : sequence of mapping
-        See :func:`crossed`.
+        See :func:`cross`.
     settings : mapping of preset to mapping
         The constants, by preset. A preset that is missing has the same as the other.
     sizes : mapping of size to Size
-    finding : callable
-        From records to the sentence that the numbers allow.
     constants : callable, optional
         What else a run depends on, from its preset and its settings so far, where that
         is written down elsewhere; becomes the setting ``"constants"``.
@@ -302,6 +300,8 @@ class Item:
         its variants' are, from their settings.
     version : int
         Of the experiment.
+    finding : callable, optional
+        From records to a sentence on the result, for an item without claims.
     departures : sequence of str
         What differs from the paper even at full size: where the paper is silent, or we
         depart.
@@ -315,13 +315,13 @@ class Item:
     variants: Sequence[Mapping[str, Any]]
     settings: Mapping[str, Mapping[str, Any]]
     sizes: Mapping[str, Size]
-    finding: Callable[[Records], str]
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
     claims: Sequence[Claim] = ()
     constants: Callable[[str, Mapping[str, Any]], Mapping[str, Any]] | None = None
     needs_digits: bool | Callable[[Mapping[str, Any]], bool] = False
     version: int = 1
+    finding: Callable[[Records], str] | None = None
     departures: Sequence[str] = ()
 
     def presets(self) -> tuple[str, ...]:

@@ -3,8 +3,7 @@
 import math
 import random
 
-from normalign_reproduction.reporting.panels import Panel, Panels, PointsPanel
-from normalign_reproduction.results import Store
+from normalign_reproduction.report.panels import Panel, Panels, PointsPanel
 from normalign_reproduction.spec import (
     Claim,
     Column,
@@ -13,9 +12,10 @@ from normalign_reproduction.spec import (
     Size,
     Table,
     Verdict,
-    crossed,
+    cross,
 )  # fmt: skip
-from normalign_reproduction.summaries import final, grouped, interval, mean
+from normalign_reproduction.statistics import final, group_by, interval, mean
+from normalign_reproduction.store import Store
 
 EPOCHS = [0, *sorted({round(10 ** (i / 14)) for i in range(57)})]
 MADE = {
@@ -72,7 +72,7 @@ def rises(name="alignment rises"):
             )
             for by, ends in (
                 (values[0], mean([final(r, "normal_alignment") for r in group]))
-                for values, group in grouped(records, by_last(records)).items()
+                for values, group in group_by(records, by_last(records)).items()
             )
         ]  # fmt: skip
 
@@ -97,7 +97,7 @@ def wrong(name="the rank ends at 0.5"):
 
 def rows(records):
     made = []
-    for (task, method), group in grouped(records, "task", "method").items():
+    for (task, method), group in group_by(records, "task", "method").items():
         epochs = [record.result["epochs"] for record in group]
         made.append(
             {
@@ -164,7 +164,7 @@ def figure_item(name, reference, title, variants, draw, *, claims=(), **more):
 
 def fake_items():
     """Return eight items: two tables, four figures of curves, points, a drawing."""
-    gammas = crossed(gamma=[0, 1, 10, 100, 1000])
+    gammas = cross(gamma=[0, 1, 10, 100, 1000])
     points = [
         PointsPanel(
             x="gamma", zero_at=0.1, scale=100, xlabel="γ", ylabel="Accuracy (%)",
@@ -181,7 +181,7 @@ def fake_items():
         "table1", "Table 1", "Epochs to grokking on five tasks",
         shows="GrokAlign groks sooner than the baseline, Grokfast and OrthoGrad on "
         "most of the tasks.",
-        experiment="acceleration", variants=crossed(task=tasks, method=METHODS),
+        experiment="acceleration", variants=cross(task=tasks, method=METHODS),
         settings={"released": {"budget": 9000}, "text": {"budget": 9999}},
         sizes=sized(10), finding=lambda records: "GrokAlign groks first in 4 of 5.",
         tables=[TABLE], claims=[rises("GrokAlign is first"), never()],
@@ -190,7 +190,7 @@ def fake_items():
     hyper = Item(
         "hyperparameters", "Table 3", "Which penalty, how many probes",
         shows="One probe each is enough.", experiment="ablation",
-        variants=crossed(task=["R by input", "R by output"], method=METHODS),
+        variants=cross(task=["R by input", "R by output"], method=METHODS),
         settings={"released": {}}, sizes=sized(),
         finding=lambda records: "One probe each is enough in 3 of 4.",
         tables=[TABLE], claims=[wrong()],
@@ -198,21 +198,21 @@ def fake_items():
     return [
         figure_item(
             "sparsity", "Figure 2, left", "Alignment falls with augmentation",
-            crossed(strength=[0.1, 0.2, 0.3, 0.5, 0.75, 1.0]), curves("strength"),
+            cross(strength=[0.1, 0.2, 0.3, 0.5, 0.75, 1.0]), curves("strength"),
             needs_digits=True,
         ),
         figure_item(
             "transformer", "Figure 3", "A transformer that learns modular addition",
-            crossed(p=[113]), Panels(panels=[both, curves(None).panels[1]]),
+            cross(p=[113]), Panels(panels=[both, curves(None).panels[1]]),
         ),
         table1,
         figure_item(
             "construction", "Figure 5", "Networks aligned by construction",
-            crossed(points=[5, 10]), scatter,
+            cross(points=[5, 10]), scatter,
         ),
         figure_item(
             "kernel_logistic", "Figure 6", "Gaussian kernel logistic regression",
-            crossed(classes=[6, 8, 10]), curves("classes"), claims=[rises(), wrong()],
+            cross(classes=[6, 8, 10]), curves("classes"), claims=[rises(), wrong()],
         ),
         figure_item(
             "zero_jacobian", "Figure 7", "Models with Jacobians equal to zero",
@@ -221,7 +221,7 @@ def fake_items():
         hyper,
         figure_item(
             "ablation", "Figure 8", "Which gradient penalty",
-            crossed(strategy=list(METHODS)),
+            cross(strategy=list(METHODS)),
             curves("strategy", {"grokalign": "GrokAlign", "baseline": "Baseline"}),
             needs_digits=True,
         ),

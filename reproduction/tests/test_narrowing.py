@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normalign_reproduction.narrowing import Condition, narrowed
-from normalign_reproduction.spec import Item, Size, crossed
+from normalign_reproduction.catalogue import Condition, narrow
+from normalign_reproduction.spec import Item, Size, cross
 
 ITEM = Item(
     name="toy", reference="Table 0", title="", shows="", experiment="toy",
-    variants=crossed(rows=[10, 200, 3000], method=["svc", "rfam"]),
+    variants=cross(rows=[10, 200, 3000], method=["svc", "rfam"]),
     settings={"text": {}},
     sizes={
-        "quick": Size(1, variants=crossed(rows=[10], method=["svc"])),
+        "quick": Size(1, variants=cross(rows=[10], method=["svc"])),
         "full": Size(2),
     },
     finding=lambda records: "", departures=("as it is",),
@@ -20,7 +20,7 @@ ITEM = Item(
 
 
 def left(*texts, size="full"):
-    item = narrowed(ITEM, [Condition.read(text) for text in texts])
+    item = narrow(ITEM, [Condition.read(text) for text in texts])
     runs = item.runs(size=size, preset="text", digits="mnist", seeds=1)
     return [(run["rows"], run["method"]) for run in runs]
 
@@ -36,17 +36,17 @@ def test_a_sizes_own_variants_are_narrowed_too():
 
 
 def test_without_conditions_an_item_is_itself():
-    assert narrowed(ITEM, []) is ITEM
+    assert narrow(ITEM, []) is ITEM
 
 
 def test_a_part_says_that_it_is_one():
-    item = narrowed(ITEM, [Condition.read("rows<=200")])
+    item = narrow(ITEM, [Condition.read("rows<=200")])
     assert item.departures == ("only the variants with rows<=200", "as it is")
 
 
 def test_runs_of_a_part_have_the_keys_of_the_whole():
     whole = ITEM.runs(size="full", preset="text", digits="mnist")
-    item = narrowed(ITEM, [Condition.read("method=svc")])
+    item = narrow(ITEM, [Condition.read("method=svc")])
     part = item.runs(size="full", preset="text", digits="mnist")
     assert {run.key for run in part} < {run.key for run in whole}
 

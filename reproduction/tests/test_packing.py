@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normalign_reproduction.packing import _turned, packed_archive, unpacked_archive
 from normalign_reproduction.spec import Record, Run
+from normalign_reproduction.store import _to_columns, pack_archive, unpack_archive
 
 SIMPLE = st.none() | st.booleans() | st.integers() | st.text(max_size=3)
 JSON = st.recursive(
@@ -38,7 +38,7 @@ RECORDS = st.lists(
 
 @given(RECORDS)
 def test_everything_comes_back(records):
-    entries = unpacked_archive(packed_archive(records))
+    entries = unpack_archive(pack_archive(records))
     assert [entry["key"] for entry in entries] == [r.run.key for r in records]
     assert [entry["run"] for entry in entries] == [r.run.to_dict() for r in records]
     assert [entry["result"] for entry in entries] == [r.result for r in records]
@@ -51,7 +51,7 @@ def test_what_is_shared_is_said_once():
         Record(run_of(seed, weight=seed), {"folds": [{"a": 1}, {"a": seed}]}, made)
         for seed in (0, 1)
     ]
-    packed = packed_archive(records)
+    packed = pack_archive(records)
     assert packed["run"]["settings"] == {"n_iter": 4}
     assert packed["made"] == made
     first, second = packed["records"]
@@ -63,7 +63,7 @@ def test_what_is_shared_is_said_once():
 def test_what_made_a_batch_is_said_once():
     made = [{"batch": b, "seconds": s} for b, s in (("p", 1), ("p", 1), ("q", 2))]
     records = [Record(run_of(seed), {}, one) for seed, one in enumerate(made)]
-    packed = packed_archive(records)
+    packed = pack_archive(records)
     assert packed["batches"] == {"p": made[0], "q": made[2]}
     assert [one["batch"] for one in packed["records"]] == ["p", "p", "q"]
     assert not any("made" in one for one in packed["records"])
@@ -71,4 +71,4 @@ def test_what_made_a_batch_is_said_once():
 
 def test_lists_that_are_not_alike_stay_as_they_are():
     for value in ([{"a": 1}], [{"a": 1}, {"b": 1}], [{}, {}], [1, {"a": 1}]):
-        assert _turned(value) == value
+        assert _to_columns(value) == value

@@ -2,7 +2,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from normalign_reproduction.spec import Claim, Run, Size, Verdict, crossed
+from normalign_reproduction.spec import Claim, Run, Size, Verdict, cross
 from tests import tiny
 
 RUN = Run("tiny", 1, "quick", "released", "mnist", {"group": 1, "steps": 4}, 0)
@@ -37,7 +37,7 @@ def test_a_setting_that_is_none_is_refused_by_name():
 
 
 def test_crossed_variants_are_all_combinations():
-    assert crossed(a=[1, 2], b="xy") == (
+    assert cross(a=[1, 2], b="xy") == (
         {"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 2, "b": "x"}, {"a": 2, "b": "y"},
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ import time
 import types
 from importlib import import_module
 
-from normalign_reproduction.spec import Item, Size, crossed
+from normalign_reproduction.spec import Item, Size, cross
 
 NAME = "tests.tiny"
 
@@ -88,7 +88,7 @@ def item(name="steady", *, mode="none", pause=0.0, groups=3, **changes):
             "title": "The logistic map",
             "shows": "That it goes on.",
             "experiment": NAME,
-            "variants": crossed(group=range(groups)),
+            "variants": cross(group=range(groups)),
             "settings": {"released": {"mode": mode, "pause": pause}},
             "sizes": {
                 "quick": Size(2, {"steps": 40}, seconds={"cpu": 12.0}),
@@ -120,10 +120,8 @@ def install():
     from normalign_reproduction import catalogue
 
     catalogue.NAMES = tuple(ITEMS)
-    catalogue._HOMES.clear()
     for name, one in ITEMS.items():
-        catalogue._HOMES[name] = f"tiny_{name}"
-        home = types.ModuleType(f"normalign_reproduction.tiny_{name}")
+        home = types.ModuleType(f"normalign_reproduction.items.{name}.item")
         home.ITEM = one
         sys.modules[home.__name__] = home
     catalogue.item.cache_clear()
@@ -132,7 +130,7 @@ def install():
 def serve():
     """Answer each line of words by a process; tell its number and how it ended."""
     # What every process needs is imported once, before it is born.
-    for name in ("reporting.report", "running.runner", "experiments.together"):
+    for name in ("report.files", "runner", "training"):
         import_module(f"normalign_reproduction.{name}")
     import_module("tests.tiny_training")
     from normalign.cli import main

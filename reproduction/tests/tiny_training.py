@@ -10,7 +10,7 @@ import torch
 from normalign.data import xor_clusters
 from normalign.nn import mlp
 from normalign.training import Ensemble, Member, rules
-from normalign_reproduction.experiments.together import trained_together
+from normalign_reproduction.training import train_ensembles
 
 NAME = "tests.tiny_training"
 
@@ -40,5 +40,5 @@ def compute(batch, context):
         context.progress(share, words)
 
     slow = replace(context, progress=slowly)
-    (trained,) = trained_together([ensemble], slow, names=["xor"])
+    (trained,) = train_ensembles([ensemble], slow, names=["xor"])
     return [{"history": run.history.to_dict()["columns"]} for run in trained]

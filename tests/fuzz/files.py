@@ -34,15 +34,14 @@ from normalign.nn import mlp
 from normalign.training import Ensemble, Member
 from normalign.training._checkpoint import read_checkpoint, write_checkpoint
 from normalign.training.rules import SGD
-from normalign_reproduction.commands.unchanged import recalled, remembered
-from normalign_reproduction.context import Context
-from normalign_reproduction.experiments.kept import Kept
-from normalign_reproduction.reporting.kept_files import write_anew
-from normalign_reproduction.results import Store, read_archive, write_archive
+from normalign_reproduction.commands.unchanged import load_output, save_output
+from normalign_reproduction.context import Context, RunCache
+from normalign_reproduction.plan import Batch, open_batches, remember
+from normalign_reproduction.report.files import sync_files
 from normalign_reproduction.robust import Recipe, RobustTrainer
-from normalign_reproduction.running.plan import Batch, opened, remember
-from normalign_reproduction.running.workers import Notes, notes_of
 from normalign_reproduction.spec import Record, Run
+from normalign_reproduction.store import Store, read_archive, write_archive
+from normalign_reproduction.worker import Notes, notes_of
 
 MISSING = "missing"
 
@@ -145,17 +144,17 @@ def _in_order(found: list[Any]) -> list[Any]:
     return sorted(found, key=lambda parts: parts[0].seed)
 
 
-def _kept_store(folder: Path) -> Kept:
-    return Kept(Context(torch.device("cpu"), folder / "batch"))
+def _kept_store(folder: Path) -> RunCache:
+    return RunCache(Context(torch.device("cpu"), folder / "batch"))
 
 
-def _write_kept(folder: Path, seed: int) -> Path:
+def _write_kept_store(folder: Path, seed: int) -> Path:
     kept = _kept_store(folder)
     kept.put(RUN, _values(seed))
     return kept._path(RUN)
 
 
-def _read_kept(path: Path) -> Any:
+def _read_kept_store(path: Path) -> Any:
     found = _kept_store(path.parent).get(RUN)
     return MISSING if found is None else found
 
@@ -187,19 +186,19 @@ def _write_batch(folder: Path, seed: int) -> Path:
 
 
 def _read_batch(path: Path) -> Any:
-    found = [(batch.runs, batch.device) for batch in opened(path.parent)]
+    found = [(batch.runs, batch.device) for batch in open_batches(path.parent)]
     return found[0] if found else MISSING
 
 
 def _write_memory(folder: Path, seed: int) -> Path:
     with _no_package():
-        remembered(folder / "m.json", ["words"], str(_values(seed)), seen=[])
+        save_output(folder / "m.json", ["words"], str(_values(seed)), seen=[])
     return folder / "m.json"
 
 
 def _read_memory(path: Path) -> Any:
     with _no_package():
-        found = recalled(path, ["words"])
+        found = load_output(path, ["words"])
     return MISSING if found is None else found
 
 
@@ -248,13 +247,13 @@ def _read_download(path: Path) -> Any:
 
 def _write_list(folder: Path, seed: int) -> Path:
     (folder / "mine.txt").write_text("of somebody else")
-    write_anew(folder, {f"{seed}.txt": "first", "both.txt": "1"}, list_name="list.json")
+    sync_files(folder, {f"{seed}.txt": "first", "both.txt": "1"}, list_name="list.json")
     return folder / "list.json"
 
 
 def _read_list(path: Path) -> Any:
     """Write again: apart from one old file the result does not depend on the list."""
-    write_anew(path.parent, {"both.txt": "2"}, list_name="list.json")
+    sync_files(path.parent, {"both.txt": "2"}, list_name="list.json")
     assert (path.parent / "both.txt").read_text() == "2"
     assert (path.parent / "mine.txt").read_text() == "of somebody else"
     return MISSING

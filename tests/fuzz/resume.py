@@ -26,13 +26,12 @@ from normalign.training._attack import Attacked, Augmented, measures, robust_acc
 from normalign.training._checkpoint import CheckpointRefused
 from normalign.training._measures import stacked_centroid_alignment, stacked_geometry
 from normalign.training.rules import SGD, AdamW, Grokfast, OrthoGrad
-from normalign_reproduction.context import Context
-from normalign_reproduction.experiments.kept import Kept
+from normalign_reproduction.context import Context, RunCache
 from normalign_reproduction.files import read_checked, write_checked
-from normalign_reproduction.results import Store
+from normalign_reproduction.plan import Batch
 from normalign_reproduction.robust import Recipe, RobustTrainer
-from normalign_reproduction.running.plan import Batch
 from normalign_reproduction.spec import Run
+from normalign_reproduction.store import Store
 
 K = 3  # classes
 
@@ -461,7 +460,7 @@ def _check_store(case: dict, folder: Path) -> None:
     run, store = _run(settings), Store(folder / "results")
     result = {"value": case["seed"] / 7, "history": {"columns": {"epoch": [0, 1]}}}
     store.write(run, result, {"commit": "abc"})
-    kept = Kept(Context(torch.device("cpu"), folder / "batch"))
+    kept = RunCache(Context(torch.device("cpu"), folder / "batch"))
     kept.put(run, result)
     again = copy.deepcopy(settings)
     turned = Run(**dict(reversed(_run(again).to_dict().items())))

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from normalign.cli import note, say
 from normalign_reproduction._errors import require
-from normalign_reproduction.commands import stored
-from normalign_reproduction.commands.show import add_digits, found
+from normalign_reproduction.commands import options
+from normalign_reproduction.commands.show import add_digits, load_outcomes
 
 if TYPE_CHECKING:
-    from normalign_reproduction.reporting.outcomes import Outcome
+    from normalign_reproduction.report.outcome import Outcome
 
 __all__ = ["add_to", "run"]
 
@@ -29,7 +29,7 @@ def add_to(commands: Any) -> None:
         "cannot be checked, for example because runs are missing, is not a failure. "
         "Exit code 2 if no run is stored.",
     )  # fmt: skip
-    stored.add_options(parser)
+    options.add_options(parser)
     add_digits(parser)
     parser.add_argument(
         "--format", choices=("table", "md", "csv"), default="table",
@@ -40,10 +40,10 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the verdicts; 1 if one is that it does not hold."""
-    stored.checked(arguments, _CALLEE)
-    outcomes = found(arguments)
-    places = [arguments.out / "results", *stored.archives(arguments)]
-    remedy = shlex.join(["normalign", "reproduce", *stored.words_of(arguments)])
+    options.check_options(arguments, _CALLEE)
+    outcomes = load_outcomes(arguments)
+    places = [arguments.out / "results", *options.archives(arguments)]
+    remedy = shlex.join(["normalign", "reproduce", *options.words_of(arguments)])
     require(
         any(outcome.records for outcome in outcomes), _CALLEE, "the results",
         "there, at least one run of them",
@@ -52,16 +52,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.format == "csv":
         say(_csv(outcomes))
     else:
-        say("\n".join(_rendered(outcome, arguments.format) for outcome in outcomes))
+        say("\n".join(_text(outcome, arguments.format) for outcome in outcomes))
     counts = [sum(o.count(how) for o in outcomes) for how in (True, False, None)]
     holds, fails, untold = counts
     note(f"{holds} hold, {fails} do not, {untold} cannot be told")
     return int(fails > 0)
 
 
-def _rendered(outcome: Outcome, form: str) -> str:
-    from normalign_reproduction.reporting.rendering import render
-    from normalign_reproduction.reporting.verdict_tables import verdict_tables
+def _text(outcome: Outcome, form: str) -> str:
+    from normalign_reproduction.report.outcome import verdict_tables
+    from normalign_reproduction.report.tables import render
 
     return "\n".join(
         render(table, outcome.records, form=form, about=outcome.about)
@@ -74,7 +74,7 @@ def _csv(outcomes: Sequence[Outcome]) -> str:
     import csv
     import io
 
-    from normalign_reproduction.reporting.verdict_tables import COLUMNS, verdict_rows
+    from normalign_reproduction.report.outcome import COLUMNS, verdict_rows
 
     file = io.StringIO()
     writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")

@@ -6,11 +6,11 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from normalign.cli import say, table
-from normalign_reproduction.commands import stored
+from normalign_reproduction.commands import options
 
 if TYPE_CHECKING:
-    from normalign_reproduction.results import Store
     from normalign_reproduction.spec import Item
+    from normalign_reproduction.store import Store
 
 __all__ = ["add_to", "run"]
 
@@ -22,16 +22,16 @@ def add_to(commands: Any) -> None:
         description="List the paper's tables and figures: how many of their runs are "
         "finished at both sizes, and how long all of them take.",
     )  # fmt: skip
-    stored.add_options(parser, names="", size=False)
+    options.add_options(parser, names="", size=False)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a row for each item."""
-    stored.checked(arguments, "normalign list")
+    options.check_options(arguments, "normalign list")
     from normalign_reproduction import catalogue
 
-    store = stored.store_of(arguments)
+    store = options.store_of(arguments)
     rows = []
     for name in catalogue.NAMES:
         item = catalogue.item(name)
@@ -52,8 +52,8 @@ def _standing(
 
     Of runs on either digits, those count of which more are finished, as everywhere.
     """
-    from normalign_reproduction.reporting.outcomes import outcome
-    from normalign_reproduction.running.progress import duration
+    from normalign_reproduction.progress import duration
+    from normalign_reproduction.report.outcome import outcome
 
     if size not in item.sizes:
         return ["-", "-"]
@@ -61,8 +61,8 @@ def _standing(
     there = outcome(item, size=size, preset=preset, store=store, seeds=seeds)
     chosen = item.sizes[size]
     share = 1.0 if seeds is None else seeds / chosen.seeds
-    spoken = ", ".join(
+    times = ", ".join(
         f"{duration(share * seconds)} {device}"
         for device, seconds in chosen.seconds.items()
     )
-    return [f"{len(there.records)} of {len(there.runs)}", spoken or "unknown"]
+    return [f"{len(there.records)} of {len(there.runs)}", times or "unknown"]

@@ -7,7 +7,7 @@ import shlex
 from typing import Any
 
 from normalign.cli import say
-from normalign_reproduction.commands import stored
+from normalign_reproduction.commands import options
 from normalign_reproduction.commands.show import add_digits
 
 __all__ = ["add_to", "run"]
@@ -22,7 +22,7 @@ def add_to(commands: Any) -> None:
         description="Write the report, its tables and its figures from finished runs, "
         "without running anything.",
     )  # fmt: skip
-    stored.add_options(parser)
+    options.add_options(parser)
     add_digits(parser)
     parser.add_argument("--open", action="store_true", help="open it in a browser")
     parser.set_defaults(run=run)
@@ -30,13 +30,14 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the report and print where it is."""
-    stored.checked(arguments, _CALLEE)
-    from normalign_reproduction.reporting.report import write_report
+    options.check_options(arguments, _CALLEE)
+    from normalign_reproduction.report.files import write_report
 
     path = write_report(
-        arguments.out, items=stored.chosen(arguments), size=stored.size_of(arguments),
+        arguments.out, items=options.select_items(arguments),
+        size=options.size_of(arguments),
         preset=arguments.preset, digits=arguments.digits, seeds=arguments.seeds,
-        store=stored.store_of(arguments), command=_words(arguments),
+        store=options.store_of(arguments), command=_words(arguments),
     )  # fmt: skip
     say(f"report: {path}")
     if arguments.open:

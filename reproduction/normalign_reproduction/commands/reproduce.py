@@ -14,15 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from normalign.cli import note, say, table
 from normalign_reproduction._errors import complaint, require
-from normalign_reproduction.commands import archiving, stored
-from normalign_reproduction.commands.unchanged import fingerprint, recalled, remembered
+from normalign_reproduction.commands import options
+from normalign_reproduction.commands.unchanged import (
+    fingerprint,
+    load_output,
+    save_output,
+)
 
 if TYPE_CHECKING:
-    from normalign_reproduction.results import Store
-    from normalign_reproduction.running.plan import Plan
-    from normalign_reproduction.running.runner import Performance
-    from normalign_reproduction.running.workers import Ended
+    from normalign_reproduction.plan import ItemPlan, Plan
+    from normalign_reproduction.runner import Performance
     from normalign_reproduction.spec import Item
+    from normalign_reproduction.store import Store
+    from normalign_reproduction.worker import BatchEnd
 
 __all__ = ["add_to", "run"]
 
@@ -40,7 +44,7 @@ def add_to(commands: Any) -> None:
         "report. Runs that are already stored are skipped. After Ctrl-C or a crash the "
         "same command continues from the last checkpoint.",
     )  # fmt: skip
-    stored.add_options(parser)
+    options.add_options(parser)
     add = parser.add_argument
     add(
         "--digits", choices=("mnist", "digits_5000"),
@@ -80,20 +84,20 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Do what is missing; print the findings and where the report is."""
-    stored.checked(arguments, _CALLEE)
+    options.check_options(arguments, _CALLEE)
     jobs, every = _jobs(arguments.jobs), arguments.checkpoint_seconds
     rule = "a finite number above 0"
     require(0 < every < math.inf, _CALLEE, "--checkpoint-seconds", rule, every)
     memory = arguments.out / "unchanged.json"
     # A copy of a folder, or the same words elsewhere, are another command.
-    places = (arguments.out, *stored.archives(arguments))
-    words = [*stored.words_of(arguments), *(str(place.resolve()) for place in places)]
+    places = (arguments.out, *options.archives(arguments))
+    words = [*options.words_of(arguments), *(str(place.resolve()) for place in places)]
     lasting = not (arguments.dry_run or arguments.archive)
-    if lasting and (before := recalled(memory, words)) is not None:
+    if lasting and (before := load_output(memory, words)) is not None:
         say(before)
         return 0
     try:
-        return _reproduced(arguments, jobs, memory if lasting else None, words)
+        return _reproduce(arguments, jobs, memory if lasting else None, words)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -101,35 +105,35 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
 
 
-def _reproduced(
+def _reproduce(
     arguments: argparse.Namespace, jobs: int | None, memory: Path | None, words: Any
 ) -> int:
     before: list[tuple[str, list[Path]]] = [(fingerprint(words, []), [])]  # the code
-    from normalign_reproduction.experiments.digits import digits_source
-    from normalign_reproduction.running.plan import planned
-    from normalign_reproduction.running.pools import jobs_for
+    from normalign_reproduction.data.digits import digits_source
+    from normalign_reproduction.plan import make_plan
+    from normalign_reproduction.runner import jobs_for
 
-    given = _given(arguments)
+    given = _input_files(arguments)
     before.append((fingerprint(words, given), given))
     device, out = _device(arguments.device), arguments.out
     n_jobs, threads = jobs_for(jobs, device=device)
-    items, store = stored.chosen(arguments), stored.store_of(arguments)
+    items, store = options.select_items(arguments), options.store_of(arguments)
     asked: dict[str, Any] = {
-        "size": stored.size_of(arguments), "preset": arguments.preset,
+        "size": options.size_of(arguments), "preset": arguments.preset,
         "digits": arguments.digits or digits_source(), "seeds": arguments.seeds,
     }  # fmt: skip
-    plan = planned(
+    plan = make_plan(
         items, **asked, device=device, store=store, work=out / "work", jobs=n_jobs
     )
     if arguments.archive is not None:
-        archiving.check(plan, arguments.archive, callee=_CALLEE)
+        _check_archives(plan, arguments.archive)
     if arguments.dry_run:
         _print_plan(plan, device, n_jobs)
         return 0
     _prepare(arguments)
     if plan.batches:
         _announce(plan, device, n_jobs)
-        performance = _performed(plan, arguments, device, n_jobs, threads)
+        performance = _perform(plan, arguments, device, n_jobs, threads)
         if performance.interrupted:
             _tell_interrupted(plan, store)
             return 130
@@ -143,24 +147,24 @@ def _reproduced(
     before.append((fingerprint(words, [out / "results"]), [out / "results"]))
     printed = _report(arguments, items, store, asked)
     if arguments.archive is not None:
-        archiving.write(plan, store, arguments.archive)
+        _write_archives(plan, store, arguments.archive)
     if memory is not None:
         report = [out / name for name in ("results", "report.html", *_FOLDERS)]
         seen = [*given, *report]
-        remembered(memory, words, printed, seen=seen, before=before)
+        save_output(memory, words, printed, seen=seen, before=before)
     return 0
 
 
-def _performed(
+def _perform(
     plan: Plan,
     arguments: argparse.Namespace,
     device: str,
     jobs: int,
     threads: int | None,
 ) -> Performance:
-    from normalign_reproduction.running.runner import carried_out
-    from normalign_reproduction.running.workers import Workplace
-    from normalign_reproduction.store import device_name, provenance
+    from normalign_reproduction.provenance import device_name, provenance
+    from normalign_reproduction.runner import run_plan
+    from normalign_reproduction.worker import Workplace
 
     # The pool replaces a process that grew or rested; nothing is lost by it.
     warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
@@ -173,7 +177,7 @@ def _performed(
         out / "results", out / "work", device, threads, made,
         checkpoint_seconds=arguments.checkpoint_seconds,
     )  # fmt: skip
-    return carried_out(
+    return run_plan(
         plan, place, jobs=jobs, backend=arguments.backend, stream=sys.stderr
     )
 
@@ -182,10 +186,10 @@ def _report(
     arguments: argparse.Namespace, items: list[Item], store: Store, asked: Any
 ) -> str:
     """Write the report; print what was found and where the report is."""
-    from normalign_reproduction.reporting.outcomes import outcomes
-    from normalign_reproduction.reporting.report import write_report
+    from normalign_reproduction.report.files import write_report
+    from normalign_reproduction.report.outcome import outcomes
 
-    command = shlex.join(["normalign", "reproduce", *stored.words_of(arguments)])
+    command = shlex.join(["normalign", "reproduce", *options.words_of(arguments)])
     report = write_report(
         arguments.out, items=items, store=store, command=command, **asked
     )
@@ -202,7 +206,7 @@ def _report(
 
 
 def _print_plan(plan: Plan, device: str, jobs: int) -> None:
-    from normalign_reproduction.running.progress import duration
+    from normalign_reproduction.progress import duration
 
     rows = [
         (
@@ -222,7 +226,7 @@ def _print_plan(plan: Plan, device: str, jobs: int) -> None:
 
 
 def _announce(plan: Plan, device: str, jobs: int) -> None:
-    from normalign_reproduction.running.progress import duration
+    from normalign_reproduction.progress import duration
 
     note(
         f"{plan.missing} runs in {len(plan.batches)} batches on {device}, {jobs} at a "
@@ -242,7 +246,7 @@ def _tell_interrupted(plan: Plan, store: Store) -> None:
 def _tell_failures(performance: Performance, work: Path) -> None:
     failures = performance.failures
     note(f"{_CALLEE}: {len(failures)} of {len(performance.ended)} batches failed:")
-    alike: dict[tuple[str, str], list[Ended]] = {}
+    alike: dict[tuple[str, str], list[BatchEnd]] = {}
     for one in failures:
         alike.setdefault((one.batch.item, str(one.error)), []).append(one)
     for (item, error), group in alike.items():
@@ -287,12 +291,12 @@ def _prepare(arguments: argparse.Namespace) -> None:
         require(fits, _CALLEE, "--out", f"one in which {name} is a folder", got)
 
 
-def _given(arguments: argparse.Namespace) -> list[Path]:
+def _input_files(arguments: argparse.Namespace) -> list[Path]:
     """Return what the printed text depends on, beside the code and the results."""
     from normalign.data import MNIST, search_path
 
     data = [folder / file.path for folder in search_path() for file in MNIST.files]
-    places = (*stored.archives(arguments), *data)
+    places = (*options.archives(arguments), *data)
     return [place.absolute() for place in places]
 
 
@@ -313,3 +317,44 @@ def _jobs(asked: str) -> int | None:
     legal = asked.isdecimal() and int(asked) >= 1
     require(legal, _CALLEE, "--jobs", "'auto' or a number from 1 on", repr(asked))
     return int(asked)
+
+
+def _check_archives(plan: Plan, folder: Path) -> None:
+    """Refuse to write an archive in place of one that has further runs.
+
+    Raises
+    ------
+    ValueError
+        If runs would be lost, or an archive there is damaged.
+    """
+    from normalign_reproduction.store import read_archive
+
+    for part in plan.parts:
+        path = _archive_path(part, folder)
+        if not path.exists():
+            continue
+        held = {record.run.key for record in read_archive(path)}
+        lost = len(held - {run.key for run in part.runs})
+        require(
+            not lost, _CALLEE, "--archive", "a folder whose archives lose no runs",
+            f"{path}, which has {lost} runs that are not asked for here",
+            "Ask for the same --seeds and --digits, name another folder, or move that "
+            "file away.",
+        )  # fmt: skip
+
+
+def _write_archives(plan: Plan, store: Store, folder: Path) -> None:
+    """Write the archives of what was planned, and note where they are."""
+    from normalign_reproduction.store import write_archive
+
+    for part in plan.parts:
+        run = part.runs[0]
+        about = {"item": part.item.name, "size": run.size, "preset": run.preset}
+        records = store.records(part.runs)
+        path = write_archive(_archive_path(part, folder), records, **about)
+        note(f"archive: {path}")
+
+
+def _archive_path(part: ItemPlan, folder: Path) -> Path:
+    run = part.runs[0]
+    return folder / f"{part.item.name}-{run.size}-{run.preset}.json"

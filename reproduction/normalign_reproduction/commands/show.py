@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from normalign.cli import note, say
 from normalign_reproduction._errors import require
-from normalign_reproduction.commands import stored
+from normalign_reproduction.commands import options
 
 if TYPE_CHECKING:
-    from normalign_reproduction.reporting.outcomes import Outcome
+    from normalign_reproduction.report.outcome import Outcome
 
-__all__ = ["add_digits", "add_to", "found", "run"]
+__all__ = ["add_digits", "add_to", "load_outcomes", "run"]
 
 _CALLEE = "normalign show"
 
@@ -26,7 +26,7 @@ def add_to(commands: Any) -> None:
         "--format svg the figure itself; and what differs from the paper. Exit code "
         "1 if no run of an item is finished.",
     )  # fmt: skip
-    stored.add_options(parser)
+    options.add_options(parser)
     add_digits(parser)
     parser.add_argument(
         "--format", choices=("table", "md", "csv", "tex", "svg"), default="table",
@@ -48,26 +48,26 @@ def add_digits(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def found(arguments: argparse.Namespace) -> list[Outcome]:
+def load_outcomes(arguments: argparse.Namespace) -> list[Outcome]:
     """Return what is stored of the items that the options name."""
-    from normalign_reproduction.reporting.outcomes import outcomes
+    from normalign_reproduction.report.outcome import outcomes
 
     return outcomes(
-        stored.chosen(arguments), size=stored.size_of(arguments),
+        options.select_items(arguments), size=options.size_of(arguments),
         preset=arguments.preset, digits=arguments.digits, seeds=arguments.seeds,
-        store=stored.store_of(arguments),
+        store=options.store_of(arguments),
     )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write what is asked for; 1 if there is nothing of an item."""
-    stored.checked(arguments, _CALLEE)
+    options.check_options(arguments, _CALLEE)
     names, form = arguments.names, arguments.format
     single = form not in ("svg", "csv") or len(names) == 1
     rule = "one name for this format"
     require(single, _CALLEE, "NAME", rule, f"{len(names)} with --format {form}")
     empty, shown = False, []
-    for outcome in found(arguments):
+    for outcome in load_outcomes(arguments):
         if outcome.missing:
             note(f"{_CALLEE}: {outcome.item.name}: {outcome.missing}")
         texts = _texts(outcome, form, arguments.part) if outcome.records else []
@@ -80,11 +80,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _texts(outcome: Outcome, form: str, part: str | None) -> list[str]:
     """Return the parts of an item that are asked for, as text."""
-    from normalign_reproduction.reporting.differences import difference_list
-    from normalign_reproduction.reporting.drawings import svg_file
-    from normalign_reproduction.reporting.rendering import render
-    from normalign_reproduction.reporting.shown import figures, tables
-    from normalign_reproduction.reporting.verdict_tables import verdict_tables
+    from normalign_reproduction.report.contents import figures, tables
+    from normalign_reproduction.report.outcome import difference_list, verdict_tables
+    from normalign_reproduction.report.svg import svg_file
+    from normalign_reproduction.report.tables import render
 
     records = outcome.records
     if form == "svg":
@@ -97,8 +96,8 @@ def _texts(outcome: Outcome, form: str, part: str | None) -> list[str]:
     written = tables(outcome) | tables(outcome, ends=True)
     if not written:  # nothing to tabulate but what is said about it
         name = outcome.item.name
-        found = verdict_tables(outcome)
-        written = {f"{name}-claim{i}": table for i, table in enumerate(found, 1)}
+        claims = enumerate(verdict_tables(outcome), 1)
+        written = {f"{name}-claim{i}": table for i, table in claims}
     names = _parts(list(written), form, part)
     texts = [
         render(written[name], records, form=form, about=outcome.about)

@@ -18,19 +18,19 @@ from typing import Any
 
 import normalign
 
-__all__ = ["fingerprint", "recalled", "remembered"]
+__all__ = ["fingerprint", "load_output", "save_output"]
 
 # Variables that decide where data are looked for.
 _PLACES = ("NORMALIGN_DATA", "NORMALIGN_CACHE", "XDG_CACHE_HOME", "HOME")
 
 
-def recalled(path: Path, words: Sequence[str]) -> str | None:
+def load_output(path: Path, words: Sequence[str]) -> str | None:
     """Return what was printed last time, if nothing has changed since.
 
     Parameters
     ----------
     path : Path
-        Where :func:`remembered` wrote it.
+        Where :func:`save_output` wrote it.
     words : sequence of str
         Of the command; other words are another command.
     """
@@ -44,7 +44,7 @@ def recalled(path: Path, words: Sequence[str]) -> str | None:
         return None
 
 
-def remembered(
+def save_output(
     path: Path,
     words: Sequence[str],
     printed: str,

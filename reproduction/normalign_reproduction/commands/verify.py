@@ -28,7 +28,7 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check the files and print how many results each has."""
-    from normalign_reproduction.results import read_archive
+    from normalign_reproduction.store import read_archive
 
     for path in arguments.files:
         require(

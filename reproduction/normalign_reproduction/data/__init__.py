@@ -4,36 +4,28 @@ Both are looked for in ``data_dir=``, ``$NORMALIGN_DATA`` and the user's cache. 
 is downloaded from OpenML; the UCI collection has no published checksum and is not.
 """
 
-from normalign_reproduction.data.sources import TABARENA, UCI
 from normalign_reproduction.data.tabarena import (
+    METRICS,
+    TABARENA,
+    TabArenaFacts,
+    TabArenaTable,
     load_tabarena,
     tabarena_entries,
+    tabarena_facts,
     tabarena_names,
 )
-from normalign_reproduction.data.tabarena_table import TabArenaTable
-from normalign_reproduction.data.tabarena_tasks import (
-    METRICS,
-    TabArenaFacts,
-    tabarena_facts,
+from normalign_reproduction.data.uci import (
+    UCI,
+    UCICollection,
+    UCITable,
+    load_uci,
+    read_uci,
+    uci_names,
+    uci_tables,
 )
-from normalign_reproduction.data.uci import load_uci, read_uci, uci_names, uci_tables
-from normalign_reproduction.data.uci_collection import UCICollection
-from normalign_reproduction.data.uci_table import UCITable
 
 __all__ = [
-    "METRICS",
-    "TABARENA",
-    "UCI",
-    "TabArenaFacts",
-    "TabArenaTable",
-    "UCICollection",
-    "UCITable",
-    "load_tabarena",
-    "load_uci",
-    "read_uci",
-    "tabarena_entries",
-    "tabarena_facts",
-    "tabarena_names",
-    "uci_names",
-    "uci_tables",
-]
+    "METRICS", "TABARENA", "UCI", "TabArenaFacts", "TabArenaTable", "UCICollection",
+    "UCITable", "load_tabarena", "load_uci", "read_uci", "tabarena_entries",
+    "tabarena_facts", "tabarena_names", "uci_names", "uci_tables",
+]  # fmt: skip

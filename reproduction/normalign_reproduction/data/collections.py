@@ -9,11 +9,13 @@ from typing import Any
 from normalign.cli import note, say
 from normalign.data import Collection, cache_dir, locate
 from normalign_reproduction._errors import require
-from normalign_reproduction.data.sources import TABARENA, UCI
-from normalign_reproduction.data.tabarena import tabarena_entries
-from normalign_reproduction.data.tabarena_openml import fetch_tabarena
-from normalign_reproduction.data.tabarena_tasks import tabarena_facts
-from normalign_reproduction.data.uci import uci_names
+from normalign_reproduction.data.openml import fetch_tabarena
+from normalign_reproduction.data.tabarena import (
+    TABARENA,
+    tabarena_entries,
+    tabarena_facts,
+)
+from normalign_reproduction.data.uci import UCI, uci_names
 
 __all__ = ["TABARENA_TABLES", "UCI_TABLES"]
 

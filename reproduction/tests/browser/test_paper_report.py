@@ -2,7 +2,7 @@
 
 import pytest
 
-from normalign_reproduction.reporting.report import write_report
+from normalign_reproduction.report.files import write_report
 from tests.browser.conftest import VIEWS, visited
 from tests.fakes import fake_items, store_of
 

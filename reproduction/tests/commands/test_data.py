@@ -17,7 +17,7 @@ def alone(monkeypatch, tmp_path):
     monkeypatch.delenv("NORMALIGN_DATA", raising=False)
     monkeypatch.setenv("NORMALIGN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(
-        "normalign_reproduction.data.tabarena_tasks._tasks", lambda: {"toy": FACTS}
+        "normalign_reproduction.data.tabarena._tasks", lambda: {"toy": FACTS}
     )
 
 
@@ -126,9 +126,7 @@ def test_a_lying_server_exits_1_and_the_other_tasks_are_tried(
     capsys, tmp_path, monkeypatch
 ):
     both = {"lie": replace(FACTS, name="lie", openml_dataset_id=8), "toy": FACTS}
-    monkeypatch.setattr(
-        "normalign_reproduction.data.tabarena_tasks._tasks", lambda: both
-    )
+    monkeypatch.setattr("normalign_reproduction.data.tabarena._tasks", lambda: both)
     with served_openml() as server:
         assert fetch_from(server, "--task", "lie") == 1
         assert "got one of '7'" in capsys.readouterr().err

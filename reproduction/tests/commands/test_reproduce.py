@@ -12,7 +12,7 @@ import pytest
 
 from normalign.cli import main
 from normalign_reproduction import catalogue
-from normalign_reproduction.results import read_archive
+from normalign_reproduction.store import read_archive
 from tests import tiny
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,6 @@ ROOT = Path(__file__).parents[2]
 def tiny_items(monkeypatch, tmp_path):
     """The tiny items in place of the paper's, and no data but the embedded ones."""
     monkeypatch.setattr(catalogue, "NAMES", catalogue.NAMES)
-    monkeypatch.setattr(catalogue, "_HOMES", dict(catalogue._HOMES))
     tiny.install()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NORMALIGN_CACHE", str(tmp_path / "cache"))
@@ -131,7 +130,7 @@ def test_a_disk_that_is_full_when_the_report_is_written_is_told_too(
     def full(*args, **words):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("normalign_reproduction.reporting.report.write_report", full)
+    monkeypatch.setattr("normalign_reproduction.report.files.write_report", full)
     assert reproduce("steady") == 1
     assert "--out must be on a disk with space left" in capsys.readouterr().err
     monkeypatch.undo()
@@ -204,7 +203,7 @@ def test_the_list_counts_what_is_finished(capsys):
 
 def install(monkeypatch, name, **changes):
     """Change a tiny item."""
-    home = sys.modules[f"normalign_reproduction.tiny_{name}"]
+    home = sys.modules[f"normalign_reproduction.items.{name}.item"]
     monkeypatch.setattr(home, "ITEM", replace(home.ITEM, **changes))
     catalogue.item.cache_clear()
 
@@ -255,7 +254,7 @@ def test_the_same_out_elsewhere_with_other_archives_is_another_command(
 def test_what_changes_while_the_report_is_written_is_seen_the_next_time(
     capsys, monkeypatch
 ):
-    from normalign_reproduction.reporting import report
+    from normalign_reproduction.report import files as report
 
     real = report.write_report
 

@@ -1,6 +1,10 @@
 import pytest
 
-from normalign_reproduction.commands.unchanged import fingerprint, recalled, remembered
+from normalign_reproduction.commands.unchanged import (
+    fingerprint,
+    load_output,
+    save_output,
+)
 
 
 @pytest.fixture
@@ -13,10 +17,10 @@ def seen(tmp_path):
 
 def test_what_was_printed_is_recalled_as_long_as_nothing_changes(tmp_path, seen):
     path = tmp_path / "unchanged.json"
-    assert recalled(path, ["table1"]) is None
-    remembered(path, ["table1"], "Table 1: √\nreport", seen=seen)
-    assert recalled(path, ["table1"]) == "Table 1: √\nreport"
-    assert recalled(path, ["table1", "--full"]) is None
+    assert load_output(path, ["table1"]) is None
+    save_output(path, ["table1"], "Table 1: √\nreport", seen=seen)
+    assert load_output(path, ["table1"]) == "Table 1: √\nreport"
+    assert load_output(path, ["table1", "--full"]) is None
 
 
 def change_a_result(tmp_path):
@@ -45,34 +49,34 @@ def damage_the_memory(tmp_path):
 )
 def test_any_change_is_noticed(tmp_path, seen, change):
     path = tmp_path / "unchanged.json"
-    remembered(path, [], "text", seen=seen)
+    save_output(path, [], "text", seen=seen)
     change(tmp_path)
-    assert recalled(path, []) is None
+    assert load_output(path, []) is None
 
 
 def test_another_place_to_look_for_data_is_a_change(tmp_path, seen, monkeypatch):
     path = tmp_path / "unchanged.json"
-    remembered(path, [], "text", seen=seen)
+    save_output(path, [], "text", seen=seen)
     monkeypatch.setenv("NORMALIGN_DATA", str(tmp_path / "elsewhere"))
-    assert recalled(path, []) is None
+    assert load_output(path, []) is None
 
 
 def test_the_same_variable_elsewhere_is_a_change(tmp_path, seen, monkeypatch):
     path = tmp_path / "unchanged.json"
     monkeypatch.setenv("NORMALIGN_DATA", "data")
     monkeypatch.chdir(tmp_path)
-    remembered(path, [], "text", seen=seen)
-    assert recalled(path, []) == "text"
+    save_output(path, [], "text", seen=seen)
+    assert load_output(path, []) == "text"
     monkeypatch.chdir(tmp_path / "results")
-    assert recalled(path, []) is None
+    assert load_output(path, []) is None
 
 
 def test_text_made_of_what_has_changed_meanwhile_is_not_kept(tmp_path, seen):
     path = tmp_path / "unchanged.json"
     before = [(fingerprint([], seen), seen)]
     change_a_result(tmp_path)
-    remembered(path, [], "text", seen=seen, before=before)
+    save_output(path, [], "text", seen=seen, before=before)
     assert not path.exists()
     before = [(fingerprint([], seen), seen)]
-    remembered(path, [], "text", seen=seen, before=before)
-    assert recalled(path, []) == "text"
+    save_output(path, [], "text", seen=seen, before=before)
+    assert load_output(path, []) == "text"

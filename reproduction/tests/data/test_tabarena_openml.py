@@ -9,8 +9,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from normalign_reproduction.data import load_tabarena, tabarena_names
-from normalign_reproduction.data.arff_file import read_arff
-from normalign_reproduction.data.tabarena_openml import _elsewhere, fetch_tabarena
+from normalign_reproduction.data.openml import _elsewhere, fetch_tabarena, read_arff
 from tests.data.tabarena_files import ARFF, FACTS, pd, served_openml, toy_frame
 
 with TemporaryDirectory() as folder, _elsewhere(Path(folder)):
@@ -23,7 +22,7 @@ pytest.importorskip("pyarrow")
 def alone(monkeypatch, offline_and_empty):
     """One task, on such a machine."""
     monkeypatch.setattr(
-        "normalign_reproduction.data.tabarena_tasks._tasks", lambda: {"toy": FACTS}
+        "normalign_reproduction.data.tabarena._tasks", lambda: {"toy": FACTS}
     )
 
 
@@ -86,7 +85,7 @@ def test_the_home_folder_stays_as_it_was(tmp_path):
     home.mkdir()
     kept = {k: v for k, v in os.environ.items() if not k.startswith("XDG_")}
     code = (
-        "from normalign_reproduction.data.tabarena_openml import fetch_tabarena\n"
+        "from normalign_reproduction.data.openml import fetch_tabarena\n"
         "try:\n"
         "    fetch_tabarena('diabetes', server='http://127.0.0.1:9', attempts=1)\n"
         "except ConnectionError:\n"
@@ -210,7 +209,7 @@ def test_an_arff_file_is_the_same_read_in_parts(tmp_path, monkeypatch, rows):
     path.write_text("\n".join(ARFF.splitlines()[: 6 + rows]) + "\n")
     whole = read_arff(path)
     assert len(whole) == rows
-    monkeypatch.setattr("normalign_reproduction.data.arff_file._ROWS_AT_ONCE", 3)
+    monkeypatch.setattr("normalign_reproduction.data.openml._ROWS_AT_ONCE", 3)
     pd.testing.assert_frame_equal(read_arff(path), whole)
     if rows == 6:
         pd.testing.assert_frame_equal(whole, toy_frame())

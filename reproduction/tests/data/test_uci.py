@@ -68,7 +68,7 @@ def test_many_tables_come_in_the_order_asked_for(folder):
 
 
 def test_a_collection_gives_any_table_from_one_pass(folder, monkeypatch):
-    collection = UCICollection.found(folder)
+    collection = UCICollection.locate(folder)
     assert collection.names == ("abc", "toy")
     assert repr(collection) == "UCICollection(data.tar.gz: 2 tables)"
     collection.path.unlink()
@@ -78,7 +78,7 @@ def test_a_collection_gives_any_table_from_one_pass(folder, monkeypatch):
 
 
 def test_a_table_of_a_collection_is_made_anew_each_time(folder):
-    collection = UCICollection.found(folder)
+    collection = UCICollection.locate(folder)
     collection.table("toy").x.zero_()
     assert collection.table("toy").x.sum() > 0
 
@@ -99,8 +99,8 @@ def test_a_collection_of_one_table_knows_all_names_but_keeps_one(folder):
 def test_a_collection_that_is_nowhere_says_where_it_looked(tmp_path, monkeypatch):
     monkeypatch.delenv("NORMALIGN_DATA", raising=False)
     monkeypatch.setenv("NORMALIGN_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(FileNotFoundError, match=r"^UCICollection\.found: data_dir"):
-        UCICollection.found(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"^UCICollection\.locate: data_dir"):
+        UCICollection.locate(tmp_path)
 
 
 @pytest.mark.parametrize("prefix", ["", "./", "data/"])
@@ -155,7 +155,7 @@ def test_links_are_not_followed(tmp_path):
 
 
 def test_an_oversized_member_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("normalign_reproduction.data.uci_collection._MEMBER_LIMIT", 100)
+    monkeypatch.setattr("normalign_reproduction.data.uci._MEMBER_LIMIT", 100)
     path = archive(tmp_path, uci_members(n=400))
     with pytest.raises(ValueError, match="members of at most 100 bytes"):
         list(read_uci(path))

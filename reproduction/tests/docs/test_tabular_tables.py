@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from normalign_reproduction.experiments.tabular_data import TABLES
+from normalign_reproduction.items.table2.data import TABLES
 from normalign_reproduction.spec import Record, Run
-from tests.evidence.tables_by_hand import record, twins
+from tests.items.tables_by_hand import record, twins
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "docs"))
 import paper_tables

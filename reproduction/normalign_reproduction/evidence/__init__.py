@@ -1,1 +1,0 @@
-"""What records show: rows, claims and findings that items are made of."""

@@ -1,0 +1,1 @@
+"""Figure 7: Regularization strategies compared on MNIST."""

@@ -1,0 +1,1 @@
+"""Beyond the paper: Along the identity weight: what robustness costs."""

@@ -1,0 +1,1 @@
+"""Figure 3: A normal-aligned network for any sample."""

@@ -1,0 +1,1 @@
+"""Table 6: Regularization strategies, their probes and weights."""

@@ -1,0 +1,1 @@
+"""Figure 5: Gaussian kernel logistic regression aligns as it learns."""

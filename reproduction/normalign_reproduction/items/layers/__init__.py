@@ -1,0 +1,1 @@
+"""Figure 4: Centroid alignment through the layers of robust networks."""

@@ -1,0 +1,1 @@
+"""Beyond the paper: Where RFAM stands among other methods on tables."""

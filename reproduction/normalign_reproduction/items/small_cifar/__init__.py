@@ -1,0 +1,1 @@
+"""Beyond the paper: Few images: does GrokAlign pay?."""

@@ -1,0 +1,1 @@
+"""Figure 1, left: Augmentation makes data dense, and alignment goes."""

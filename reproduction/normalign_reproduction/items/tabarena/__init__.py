@@ -1,0 +1,1 @@
+"""Table 5: Which identity weight the tasks of TabArena choose."""

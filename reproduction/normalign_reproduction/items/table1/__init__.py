@@ -1,0 +1,1 @@
+"""Table 1: GrokAlign accelerates grokking."""

@@ -1,0 +1,1 @@
+"""Tables 2 and 3: RFAM against RFM on tables."""

@@ -1,0 +1,1 @@
+"""Figure 2: Centroids of a transformer that learns modular addition."""

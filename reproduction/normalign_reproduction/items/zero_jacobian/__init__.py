@@ -1,0 +1,1 @@
+"""Figure 6: Jacobians of zero cost accuracy."""

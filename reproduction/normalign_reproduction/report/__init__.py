@@ -1,0 +1,1 @@
+"""What was computed, shown: tables, figures, verdicts, and the page of all."""

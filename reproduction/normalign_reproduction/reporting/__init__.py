@@ -1,1 +1,0 @@
-"""Showing what was computed: tables, figures, verdicts, and the page of all."""

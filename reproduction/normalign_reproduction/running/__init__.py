@@ -1,1 +1,0 @@
-"""Running what is missing: the plan, the processes, the progress."""
