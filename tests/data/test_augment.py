@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from normalign.data.augment import cropped_and_flipped, moved_images
+from normalign.data._augment import cropped_and_flipped, moved_images
 
 
 def pictures(*front, size=(1, 7, 7), seed=0):

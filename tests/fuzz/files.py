@@ -28,8 +28,8 @@ import torch
 from torch import nn
 
 from normalign.data import fetch as fetching
-from normalign.data.sources import RemoteFile, Source
-from normalign.data.xor import xor_clusters
+from normalign.data._files import RemoteFile, Source
+from normalign.data._synthetic import xor_clusters
 from normalign.nn import mlp
 from normalign.training import Ensemble, Member
 from normalign.training.checkpoint import read_checkpoint, write_checkpoint

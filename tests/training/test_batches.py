@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from normalign.data.augment import moved_images
+from normalign.data._augment import moved_images
 from normalign.nn import mlp
 from normalign.training import Member
 from normalign.training.attack import robust_accuracy, stacked_pgd

@@ -1,7 +1,7 @@
 """Tables of TabArena from OpenML: asked for, verified, and kept as parquet.
 
 The ``openml`` package reads OpenML's description of a table; the files come through
-:func:`normalign.data.fetch.download`, since the package waits without end for a silent
+:func:`normalign.data.download`, since the package waits without end for a silent
 server and checks no parquet file. Its caches of pickles are never written or read.
 """
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from normalign._errors import require
-from normalign.data.augment import moved_images
+from normalign.data._augment import moved_images
 from normalign.training.attack import check_attack, stacked_pgd
 from normalign.training.randomness import BATCHES, normal_pairs, streams, uniform
 from normalign.training.stack import Stack

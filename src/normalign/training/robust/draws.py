@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normalign.data.augment import cropped_and_flipped
+from normalign.data._augment import cropped_and_flipped
 from normalign.training.randomness import (
     BATCHES,
     PROBES,
