@@ -24,7 +24,7 @@ from sklearn.model_selection import RepeatedStratifiedKFold
 from normalign.estimators import RFAMClassifierCV, as_torch, make_tabular_pipeline
 from normalign.geometry import local_geometry
 from normalign.kernels import estimate_memory
-from normalign.plots.curves import COLOURS
+from normalign.plots._curves import COLOURS
 from normalign.robustness import pgd
 
 RADII = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from normalign.data.augment import moved_images
+from normalign.data._augment import moved_images
 
 
 def pictures(*front, size=(1, 7, 7), seed=0):

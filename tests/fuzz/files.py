@@ -28,8 +28,8 @@ import torch
 from torch import nn
 
 from normalign.data import fetch as fetching
-from normalign.data.sources import RemoteFile, Source
-from normalign.data.xor import xor_clusters
+from normalign.data._files import RemoteFile, Source
+from normalign.data._synthetic import xor_clusters
 from normalign.nn import mlp
 from normalign.training import Ensemble, Member
 from normalign.training._checkpoint import read_checkpoint, write_checkpoint
@@ -320,7 +320,7 @@ FORMATS = {
     "checkpoint": Format(_write_checkpoint, _read_checkpoint),
     "result": Format(_write_result, _read_result),
     "archive": Format(_write_archive, _read_archive),
-    "kept": Format(_write_kept, _read_kept),
+    "kept": Format(_write_kept_store, _read_kept_store),
     "notes": Format(_write_notes, _read_notes),
     "batch": Format(_write_batch, _read_batch),
     "memory": Format(_write_memory, _read_memory),

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from normalign.nn import mlp
-from normalign.plots.centroids import plot_centroids
+from normalign.plots._centroids import plot_centroids
 
 mpl.use("agg")
 

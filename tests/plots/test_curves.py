@@ -4,7 +4,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pytest
 
-from normalign.plots.curves import plot_curves
+from normalign.plots._curves import plot_curves
 
 mpl.use("agg")
 

@@ -15,7 +15,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.collections import LineCollection, PolyCollection
 
-from normalign.plots.partition import plot_partition
+from normalign.plots._partition import plot_partition
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from torch import nn
 
 from normalign.geometry import LayerProfile, LocalGeometry, layer_profile
 from normalign.nn import mlp
-from normalign.plots.profile import plot_profile
+from normalign.plots._profile import plot_profile
 
 mpl.use("agg")
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from normalign.data.augment import moved_images
+from normalign.data._augment import moved_images
 from normalign.nn import mlp
 from normalign.training import Member, stacked_geometry
 from normalign.training._attack import (

@@ -167,7 +167,7 @@ def run_where(arguments: argparse.Namespace) -> int:
 
 def run_fetch(arguments: argparse.Namespace) -> int:
     """Download one source and print the folder it is in."""
-    from normalign.data.fetch import fetch
+    from normalign.data._files import fetch
 
     callee = "normalign data fetch"
     source = _source_named(arguments.name, callee)

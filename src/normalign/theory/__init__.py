@@ -13,14 +13,14 @@
 ``docs/paper-map.md`` leads from each statement to its function and its test.
 """
 
-from normalign.theory.ball import ball_minimizer
-from normalign.theory.centroids import (
+from normalign.theory._ball import ball_minimizer
+from normalign.theory._centroids import (
     laguerre_distance,
     layer_power_diagram,
     network_power_diagrams,
 )
-from normalign.theory.construction import last_layer_norms, normal_aligned_network
-from normalign.theory.dynamics import (
+from normalign.theory._construction import last_layer_norms, normal_aligned_network
+from normalign.theory._dynamics import (
     CentroidAcceleration,
     centroid_acceleration,
     centroid_velocity,
@@ -28,18 +28,18 @@ from normalign.theory.dynamics import (
     two_layer_ntk,
     two_layer_velocity,
 )
-from normalign.theory.optimal import (
+from normalign.theory._optimal import (
     AlignedMap,
     optimal_coefficients,
     optimal_jacobian,
 )
-from normalign.theory.projection import (
+from normalign.theory._projection import (
     aligned_coefficients,
     factored_energy,
     orthogonal_energy,
     probed_energy,
 )
-from normalign.theory.robustness import (
+from normalign.theory._robustness import (
     boundary_perturbation,
     distance_to_boundary,
     most_robust_classifier,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from normalign._errors import describe, require, require_kind
-from normalign.data.augment import moved_images
+from normalign.data._augment import moved_images
 from normalign.robustness.balls import NORMS, Ball, direction
 from normalign.training._networks import Networks
 from normalign.training._stack import Measure, Stack

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from normalign._errors import require
-from normalign.theory.optimal import AlignedMap
+from normalign.theory._optimal import AlignedMap
 
 __all__ = [
     "boundary_perturbation",

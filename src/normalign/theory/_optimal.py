@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from normalign._errors import require, require_kind
-from normalign.theory.ball import ball_minimizer
+from normalign.theory._ball import ball_minimizer
 
 __all__ = ["AlignedMap", "optimal_coefficients", "optimal_jacobian"]
 

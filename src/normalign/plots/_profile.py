@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from normalign._errors import require
 from normalign.geometry import LocalGeometry
-from normalign.plots.curves import COLOURS
+from normalign.plots._curves import COLOURS
 
 __all__ = ["plot_profile"]
 

@@ -14,10 +14,10 @@ from normalign.data import (
     SOURCES,
     RemoteFile,
     Source,
+    _files,
     source_named,
 )
-from normalign.data import fetch as fetching
-from normalign.data.fetch import (
+from normalign.data._files import (
     cache_dir,
     fetch,
     is_exact,
@@ -139,9 +139,9 @@ def test_mirrors_are_gone_through_as_often_as_asked(mirrors, tmp_path):
 
 def test_a_dripping_mirror_is_too_slow(monkeypatch, tmp_path):
     clock = iter([0.0, 1.0, 60.0])
-    monkeypatch.setattr(fetching.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(_files.time, "monotonic", lambda: next(clock))
     with (tmp_path / "file").open("wb") as file:
-        sink = fetching._Sink(file, 10**6, patience=30.0)
+        sink = _files._Sink(file, 10**6, patience=30.0)
         sink.write(b"a" * 100)
         with pytest.raises(TimeoutError, match="200 bytes in 60 s"):
             sink.write(b"b" * 100)
