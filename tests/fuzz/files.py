@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from normalign.data import fetch as fetching
+from normalign.data import _files as data_files
 from normalign.data._files import RemoteFile, Source
 from normalign.data._synthetic import xor_clusters
 from normalign.nn import mlp
@@ -240,8 +240,8 @@ def _read_download(path: Path) -> Any:
     def download(file, urls, target, **options):
         target.write_bytes(_content(SOURCE_SEED))
 
-    with mock.patch.object(fetching, "download", download):
-        folder = fetching.fetch(_source(), data_dir=path.parents[1])
+    with mock.patch.object(data_files, "download", download):
+        folder = data_files.fetch(_source(), data_dir=path.parents[1])
     return (folder / "set" / "data.bin").read_bytes()
 
 

@@ -36,6 +36,7 @@ from normalign.kernels._functions import (
 from normalign.kernels._metric import metric_root, through_metric
 from normalign.kernels._precision import full_precision
 from normalign.kernels._sides import (
+    CLOSE,
     NEAR,
     Sides,
     middle,
@@ -231,10 +232,15 @@ _Pairs = tuple[Tensor, Tensor]  # indices of rows and of columns
 
 
 def _take_close_(slopes: Tensor, rows: Sides, kernel: Radial) -> _Pairs | None:
-    """Set the slopes of close points to zero, and return which these are."""
+    """Set the slopes of close points to zero, and return which these are.
+
+    A slope decreases with the distance. Kernels without a kink have no larger slope
+    than that at the limit, so they have no close points.
+    """
     if not slopes.numel():
         return None
-    steepest = kernel.steepest(rows)
+    limits = rows.left[:, -2] * (2 * CLOSE[slopes.dtype])
+    steepest = kernel.slope_(limits, torch.empty_like(limits))
     # On a GPU this test would wait for the device once more.
     if slopes.device.type == "cpu" and bool(slopes.amax() <= steepest.amin()):
         return None

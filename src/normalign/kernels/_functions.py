@@ -18,7 +18,7 @@ from torch import Tensor
 
 from normalign._errors import describe
 from normalign.kernels._metric import metric_root, through_metric
-from normalign.kernels._sides import CLOSE, NEAR, Sides, recompute_near_
+from normalign.kernels._sides import NEAR, Sides, recompute_near_
 from normalign.kernels.cuda import Kernels, kernels_for
 
 __all__ = [
@@ -123,15 +123,6 @@ class Radial(Kernel):
         """Fill both buffers; overridden where one distance is enough for both."""
         self.slopes_(rows, columns, slopes, values)
         self.values_(rows, columns, values)
-
-    def steepest(self, rows: Sides) -> Tensor:
-        """Return for each row the slope above which a point is close, see `CLOSE`.
-
-        A slope decreases with the distance. Those of kernels without a kink are never
-        larger.
-        """
-        limits = rows.left[:, -2] * (2 * CLOSE[rows.left.dtype])
-        return self.slope_(limits, torch.empty_like(limits))
 
     def _squared_(self, rows: Sides, columns: Sides, out: Tensor) -> Tensor:
         """Squared distances; not above zero at a point's duplicates."""

@@ -257,7 +257,7 @@ def estimate_memory(
     Examples
     --------
     >>> round(estimate_memory(16000, 20, 2) / 1e6)  # MB: half of a square in float32
-    550
+    548
     """
     if solver not in ("cholesky", "cg"):
         raise ValueError(

@@ -66,17 +66,17 @@ DTYPES = (
 
 
 class CheckpointRefused(ValueError):
-    """A checkpoint that cannot be gone on from: damaged, or of other settings."""
+    """A checkpoint that cannot be resumed: damaged, or of other settings."""
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """What :func:`read_checkpoint` found in a file.
+    """The content of a checkpoint file.
 
     Attributes
     ----------
     tensors : dict of str to Tensor
-        By name, in alphabetical order; each has memory of its own.
+        By name, in alphabetical order; no two share memory.
     record : dict
         As it was written; tuples have become lists.
     """
@@ -86,11 +86,10 @@ class Checkpoint:
 
 
 def fingerprint(record: Mapping[str, Json]) -> str:
-    """Return 64 hexadecimal digits that name a record, whatever its order.
+    """Return a hash of a record that does not depend on the order of its keys.
 
-    The SHA-256 of its JSON with sorted keys. Numbers count by value, so that 1 and 1.0
-    are one setting; tuples count as lists. Written into a checkpoint's record, it tells
-    whether the checkpoint belongs to the settings of a run.
+    The SHA-256 of its JSON with sorted keys, as 64 hexadecimal digits. Equal numbers
+    such as 1 and 1.0 have the same hash, and so have tuples and lists.
 
     Parameters
     ----------
@@ -228,7 +227,7 @@ def read_checkpoint(
     head = _head(callee, path, metadata)
     tensors = {name: found[name].clone() for name in sorted(found)}
     if _checksum(tensors, head["record"]) != head.get("checksum"):
-        raise _refusal(callee, path, "damaged: its checksum does not fit its content")
+        raise _refusal(callee, path, "damaged: its checksum does not match its content")
     return Checkpoint(
         {name: tensor.to(device) for name, tensor in tensors.items()}, head["record"]
     )
@@ -255,7 +254,7 @@ def _head(
 
 
 def _refusal(callee: str, path: Path, reason: str) -> CheckpointRefused:
-    remedy = "Move it away to start anew, or restore a copy; it was left as it is."
+    remedy = "Move it to start over, or restore a copy. It was not changed."
     got = f"{path}, which is {reason}"
     text = complaint(callee, "path", "a whole checkpoint", got, remedy)
     return CheckpointRefused(text)
@@ -505,7 +504,7 @@ def require_same_run(
         other = [name for name in names if stored.get(name) != expected.get(name)]
         got = f"{path.name} of another run, which differs in: {', '.join(other)}"
     rule = "one that was written with these settings and data"
-    remedy = "Delete the file to start anew, or name another one."
+    remedy = "Delete the file to start over, or name another one."
     raise CheckpointRefused(complaint(callee, "checkpoint", rule, got, remedy))
 
 
