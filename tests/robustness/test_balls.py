@@ -66,17 +66,17 @@ def test_a_projection_is_legal_and_leaves_legal_points_alone(norm, seed, radius)
     x = torch.rand(6, 4, dtype=torch.float64, generator=generator)
     far = 5 * torch.randn(6, 4, dtype=torch.float64, generator=generator)
     ball, reach = Ball(norm, 0.0, 1.0), torch.full((6, 1), radius, dtype=x.dtype)
-    points = ball.projected(x + far, x, reach)
+    points = ball.project(x + far, x, reach)
     # x + radius is rounded once: to the last place of numbers up to 4
     assert (distance(points, x, norm) <= radius + 1e-15 * 4).all()
     assert points.min() >= 0
     assert points.max() <= 1
     torch.testing.assert_close(
-        ball.projected(points, x, reach), points, rtol=0, atol=1e-15 * 4
+        ball.project(points, x, reach), points, rtol=0, atol=1e-15 * 4
     )
 
 
 def test_the_projection_onto_a_euclidean_ball_is_the_nearest_point():
     x, far = torch.zeros(1, 2), torch.tensor([[3.0, 4.0]])
-    near = Ball("l2").projected(far, x, torch.ones(1, 1))
+    near = Ball("l2").project(far, x, torch.ones(1, 1))
     torch.testing.assert_close(near, torch.tensor([[0.6, 0.8]]))

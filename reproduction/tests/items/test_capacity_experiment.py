@@ -341,7 +341,7 @@ def test_looks_on_the_way_are_short_and_the_end_is_as_asked(tmp_path, monkeypatc
         asked.append((len(x), settings))
         return {"accuracy": 0.5, "robust_accuracy": 0.25}
 
-    monkeypatch.setattr(robust_images, "evaluated", heard)
+    monkeypatch.setattr(robust_images, "evaluate", heard)
     attack = {"radius": 0.1, "n_steps": 12, "n_restarts": 3}
     recipe = {**SMALL["recipe"], "precision": "bf16", "epochs": 1}
     (found,) = computed(tmp_path, small_run(attack=attack, recipe=recipe))

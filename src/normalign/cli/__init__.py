@@ -100,16 +100,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse has said what there is to say
         return stop.code if isinstance(stop.code, int) else 2
     except KeyboardInterrupt:
-        return _ended("normalign: interrupted.", 130)
+        return _exit_with("normalign: interrupted.", 130)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ConnectionError, MemoryError, RuntimeError) as error:
-        return _ended(str(error) or type(error).__name__, 1)
+        return _exit_with(str(error) or type(error).__name__, 1)
     except (ValueError, TypeError, OSError, ImportError) as error:
-        return _ended(str(error), 2)
+        return _exit_with(str(error), 2)
 
 
-def _ended(message: str, code: int) -> int:
+def _exit_with(message: str, code: int) -> int:
     sys.stderr.write(" ".join(message.split()) + "\n")
     return code

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     return int(None in report["versions"].values())
 
 
-def _installed(package: str) -> str | None:
+def _version_of(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
@@ -62,9 +62,9 @@ def _report() -> dict[str, Any]:
         "python": platform.python_version(),
         "normalign": normalign.__version__,
     }
-    versions |= {package: _installed(package) for package in _NEEDED}
+    versions |= {package: _version_of(package) for package in _NEEDED}
     extras = {
-        name: {"package": package, "version": _installed(package), "gives": gives}
+        name: {"package": package, "version": _version_of(package), "gives": gives}
         for name, (package, gives) in _EXTRAS.items()
     }
     usable = versions["torch"] is not None and versions["numpy"] is not None

@@ -49,12 +49,12 @@ class Measurement:
         try:
             self._measure()
         except KeyboardInterrupt as stop:
-            return self._kept(stop, "interrupted")
+            return self._end_early(stop, "interrupted")
         except (torch.OutOfMemoryError, MemoryError) as error:
-            return self._kept(self._no_room(error), "out of memory")
+            return self._end_early(self._no_room(error), "out of memory")
         except (RuntimeError, LookupError, ArithmeticError, AssertionError) as error:
             if any(words in str(error) for words in _NO_ROOM):
-                return self._kept(self._no_room(error), "out of memory")
+                return self._end_early(self._no_room(error), "out of memory")
             # What torch and the model's own code say when shapes, dtypes or values do
             # not fit: a token beyond the vocabulary is an IndexError.
             raise ValueError(
@@ -72,7 +72,7 @@ class Measurement:
         return LayerProfile(finished, automatic=self._arguments.profile)
 
     def _measure(self) -> None:
-        self._run = run = self._planned()
+        self._run = run = self._plan_run()
         n, places = len(self._x), run.places
         note(f"measuring {n} samples on {self._device} at {', '.join(places)}")
         counts = dict.fromkeys(places, 0)
@@ -89,7 +89,7 @@ class Measurement:
                     text += f", about {_duration(left)} left"
                 note(text)
 
-    def _planned(self) -> ProfileRun:
+    def _plan_run(self) -> ProfileRun:
         arguments, x = self._arguments, self._x.to(self._device)
         y = None if self._y is None else self._y.to(self._device)
         plan = GeometryPlan(
@@ -99,21 +99,21 @@ class Measurement:
             options=MatrixFreeOptions(),
         )
 
-        def planned(places: list[str] | None) -> ProfileRun:
+        def plan_places(places: list[str] | None) -> ProfileRun:
             return ProfileRun(
                 self._model, x, y, places=places, output=None, plan=plan,
                 callee=self._callee,
             )  # fmt: skip
 
         if arguments.profile:
-            found = planned(None)
+            found = plan_places(None)
             more = [name for name in arguments.at if name not in found.places]
-            return planned([*found.places, *more]) if more else found
+            return plan_places([*found.places, *more]) if more else found
         # Tokens have no Jacobian; from the places named with --at there is one.
         first = [INPUT] if x.is_floating_point() or not arguments.at else []
-        return planned([*first, *arguments.at])
+        return plan_places([*first, *arguments.at])
 
-    def _kept(self, end: BaseException, why: str) -> BaseException:
+    def _end_early(self, end: BaseException, why: str) -> BaseException:
         n, profile = len(self._x), self.profile()
         finished = [
             name if len(geometry) == n else f"{name} ({len(geometry)} of {n} samples)"

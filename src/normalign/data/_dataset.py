@@ -92,16 +92,16 @@ class Dataset:
             "a floating-point dtype", dtype,
         )  # fmt: skip
 
-        def moved(tensor: Tensor) -> Tensor:
+        def convert(tensor: Tensor) -> Tensor:
             real = tensor.is_floating_point()
             return tensor.to(device=device, dtype=dtype if real else None)
 
         return replace(
             self,
-            x_train=moved(self.x_train),
-            y_train=moved(self.y_train),
-            x_test=moved(self.x_test),
-            y_test=moved(self.y_test),
+            x_train=convert(self.x_train),
+            y_train=convert(self.y_train),
+            x_test=convert(self.x_test),
+            y_test=convert(self.y_test),
         )
 
     def __repr__(self) -> str:

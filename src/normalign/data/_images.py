@@ -58,7 +58,7 @@ def read_idx(path: str | os.PathLike[str]) -> Tensor:
     ValueError
         If the file is truncated, damaged, too long or not IDX.
     """
-    raw = _unpacked(Path(path))
+    raw = _unpack(Path(path))
     name = Path(path).name
     require(
         len(raw) >= 4 and raw[:3] == b"\0\0\x08" and 1 <= raw[3] <= 4,
@@ -82,7 +82,7 @@ def read_idx(path: str | os.PathLike[str]) -> Tensor:
     return torch.from_numpy(data.copy())
 
 
-def _unpacked(path: Path) -> bytes:
+def _unpack(path: Path) -> bytes:
     with path.open("rb") as stream:
         gzipped = stream.read(2) == b"\x1f\x8b"
         stream.seek(0)

@@ -74,7 +74,7 @@ class CompiledCall:
             return self._first(model, x, noise, situation)
         draws = [noise(like) for like in self._drawn[situation]]
         try:
-            return self._compiled(model, x, draws)
+            return self._compile(model, x, draws)
         except _too_many():
             self._give_up(TOO_MANY, depth=5)
             return self._eager(model, x, noise)
@@ -96,7 +96,7 @@ class CompiledCall:
             reason = reason or "its forward pass changes its buffers"
         if reason is None:
             try:
-                reason = _difference(model, x, eager, self._compiled(model, x, draws))
+                reason = _difference(model, x, eager, self._compile(model, x, draws))
             except torch.OutOfMemoryError:
                 raise
             except _too_many():
@@ -109,9 +109,7 @@ class CompiledCall:
         self._drawn[situation] = [d.new_empty(()).expand(d.shape) for d in draws]
         return eager
 
-    def _compiled(
-        self, model: nn.Module, x: Tensor, draws: Sequence[Tensor]
-    ) -> Results:
+    def _compile(self, model: nn.Module, x: Tensor, draws: Sequence[Tensor]) -> Results:
         parameters = dict(model.named_parameters())
         buffers = dict(model.named_buffers())
         noise = _stack(draws, self.form.n_probes)

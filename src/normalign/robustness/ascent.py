@@ -19,7 +19,7 @@ from normalign.robustness.balls import NORMS, Ball, Bound, direction, unit_offse
 from normalign.robustness.losses import Aim, Loss, check_loss
 from normalign.robustness.routes import Route, has_closed_form
 from normalign.robustness.steps import StepSize, require_count, shares
-from normalign.robustness.target import Found, Target, require_model, undisturbed
+from normalign.robustness.target import Found, Target, preserve_state, require_model
 
 __all__ = [
     "Ascent", "check_choice", "checked_generator", "checked_radii", "checked_range",
@@ -135,7 +135,7 @@ def pgd(  # noqa: PLR0913  (what an attack is made of)
     require_model(callee, model)
     # Built here, where its warnings point at the caller.
     local_map = None if has_closed_form(model) else LocalMap(model, callee=callee)
-    with undisturbed():
+    with preserve_state():
         target = Target.of(
             callee, model, local_map, x, y, loss=loss, chunk_size=chunk_size
         )
@@ -173,7 +173,7 @@ class Ascent:
         reach = radius.to(x).view(-1, *[1] * (x.ndim - 1))
         points, best = x, None
         if offsets is not None:
-            points = self.ball.projected(x + reach * offsets, x, reach)
+            points = self.ball.project(x + reach * offsets, x, reach)
 
         def slope(outputs: Tensor, rows: slice) -> Tensor:
             return aim.rows(rows).slope(outputs)
@@ -184,7 +184,7 @@ class Ascent:
                 here = Found.of(points, aim, outputs)
                 best = here if best is None else best.or_worse(here)
             points = points + share * reach * direction(gradient, self.ball.norm)
-            points = self.ball.projected(points, x, reach)
+            points = self.ball.project(points, x, reach)
         # Not one bit of x is to be lost where nothing may move.
         points = torch.where(reach == 0, x, points)
         last = Found.of(points, aim, self.route.outputs(points))

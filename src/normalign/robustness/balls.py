@@ -90,7 +90,7 @@ class Ball:
     low: Bound = None
     high: Bound = None
 
-    def projected(self, points: Tensor, x: Tensor, radius: float | Tensor) -> Tensor:
+    def project(self, points: Tensor, x: Tensor, radius: float | Tensor) -> Tensor:
         """Return the points brought back into the balls of a radius, or (n, 1, ...)."""
         if self.norm == "linf":
             return self.legal(torch.clamp(points, x - radius, x + radius))

@@ -62,7 +62,7 @@ class Aim:
         if not isinstance(self.loss, str):
             return self._by_caller(outputs)
         if self.loss == "squared_error":
-            return (outputs - self._encoded(outputs)).square().sum(1)
+            return (outputs - self._encode_labels(outputs)).square().sum(1)
         own, others = self._split(outputs)
         if self.loss == "margin":
             return others.amax(1) - own
@@ -74,16 +74,16 @@ class Aim:
         if not isinstance(self.loss, str):
             slope = self._slope_by_caller(wide)
         elif self.loss == "squared_error":
-            slope = 2 * (wide - self._encoded(wide))
+            slope = 2 * (wide - self._encode_labels(wide))
         elif wide.shape[1] == 1:
-            slope = -self._encoded(wide)
+            slope = -self._encode_labels(wide)
         else:
             _, others = self._split(wide)
             up = others.softmax(1) if self.loss == "cross_entropy" else _leader(others)
-            slope = up - self._encoded(wide)
+            slope = up - self._encode_labels(wide)
         return slope.to(outputs.dtype)
 
-    def _encoded(self, outputs: Tensor) -> Tensor:
+    def _encode_labels(self, outputs: Tensor) -> Tensor:
         """One-hot rows, or a column of -1 and 1."""
         target, k = self.target.to(outputs.device), outputs.shape[1]
         return (target[:, None] if k == 1 else one_hot(target, k)).to(outputs.dtype)
@@ -91,7 +91,7 @@ class Aim:
     def _split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """The right output, (n,), and the others, (n, k), minus infinity at it."""
         if outputs.shape[1] == 1:  # the output is by how much one class leads
-            ahead = outputs * self._encoded(outputs)
+            ahead = outputs * self._encode_labels(outputs)
             return ahead[:, 0], torch.zeros_like(ahead)
         target = self.target.to(outputs.device)[:, None]
         own = outputs.take_along_dim(target, 1)[:, 0]

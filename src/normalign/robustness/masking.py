@@ -30,7 +30,7 @@ from normalign.robustness.balls import Ball, Bound, drawn_in, unit_offsets
 from normalign.robustness.losses import Loss, check_loss
 from normalign.robustness.routes import has_closed_form
 from normalign.robustness.steps import StepSize
-from normalign.robustness.target import Target, require_model, undisturbed
+from normalign.robustness.target import Target, preserve_state, require_model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -206,7 +206,7 @@ def masking_report(  # noqa: PLR0913  (what an attack is made of)
         return pgd(attacked, x, y, **{**given, **changed})
 
     base = run()
-    with undisturbed():
+    with preserve_state():
         target = Target.of(
             callee, model, local_map, x, y, loss=loss, chunk_size=chunk_size
         )
@@ -214,14 +214,14 @@ def masking_report(  # noqa: PLR0913  (what an attack is made of)
         far = radius_of_witnesses(target, norm)
         tries = max(n_steps, 1) * n_restarts
         noise = _broken_by_noise(target, ball, values, tries, generator.clone_state())
-    judged = partial(_judged, clean=base.clean, tolerance=tolerance)
+    judged = partial(_judge, clean=base.clean, tolerance=tolerance)
     checks = [
         _gradients(target, judged),
         _radius(base, judged),
         _noise(base, noise, tries, judged),
         *_steps(
             base,
-            [run(**_prolonged(step_size, n_steps, f)) for f in (2, 4)],
+            [run(**_prolong(step_size, n_steps, f)) for f in (2, 4)],
             n_steps,
             judged,
         ),
@@ -272,7 +272,7 @@ def _broken_by_noise(
     return broken
 
 
-def _judged(
+def _judge(
     name: str,
     against: Tensor,
     finding: str,
@@ -334,7 +334,7 @@ def _noise(base: Attack, noise: Tensor, tries: int, judged: Any) -> Check:
     )
 
 
-def _prolonged(step_size: StepSize, n_steps: int, factor: int) -> dict[str, Any]:
+def _prolong(step_size: StepSize, n_steps: int, factor: int) -> dict[str, Any]:
     """Settings of as many times the steps; a schedule goes the same way in them."""
     schedule = step_size
     if callable(step_size):
@@ -394,7 +394,7 @@ def _reach(attack: Attack | None, judged: Any) -> Check:
 
 
 def _transfer(base: Attack, other: Attack, target: Target, judged: Any) -> Check:
-    with undisturbed():
+    with preserve_state():
         moved = torch.stack([target.broken_at(p.to(base.x)) for p in other.points])
     return judged(
         "transfer",

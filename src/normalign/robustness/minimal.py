@@ -21,7 +21,7 @@ from normalign.robustness.balls import NORMS, Ball, Bound, distance, unit_offset
 from normalign.robustness.losses import Loss, check_loss
 from normalign.robustness.routes import has_closed_form
 from normalign.robustness.steps import StepSize, require_count, shares
-from normalign.robustness.target import Target, require_model, undisturbed
+from normalign.robustness.target import Target, preserve_state, require_model
 
 __all__ = ["minimal_radius"]
 
@@ -97,7 +97,7 @@ def minimal_radius(  # noqa: PLR0913  (what an attack is made of)
     require_model(callee, model)
     # Built here, where its warnings point at the caller.
     local_map = None if has_closed_form(model) else LocalMap(model, callee=callee)
-    with undisturbed():
+    with preserve_state():
         target = Target.of(
             callee, model, local_map, x, y, loss=loss, chunk_size=chunk_size
         )
@@ -106,10 +106,10 @@ def minimal_radius(  # noqa: PLR0913  (what an attack is made of)
         starts: list[Tensor | None] = [None]
         for _ in range(n_restarts - 1):
             starts.append(unit_offsets(target.x, norm, generator))
-        return _bisected(target, ascent, starts, float(max_radius), n_bisections)
+        return _bisect(target, ascent, starts, float(max_radius), n_bisections)
 
 
-def _bisected(
+def _bisect(
     target: Target,
     ascent: Ascent,
     starts: list[Tensor | None],

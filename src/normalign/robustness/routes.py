@@ -36,7 +36,7 @@ Cotangent = Callable[[Tensor, slice], Tensor]
 class Route(Protocol):
     """A model as an attack sees it."""
 
-    def entered(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    def enter(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         """Return inputs and labels as tensors."""
         ...
 
@@ -69,7 +69,7 @@ class Autograd:
     def __init__(self, local_map: LocalMap) -> None:
         self._map = local_map
 
-    def entered(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    def enter(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         """Return inputs, which are a tensor already, and labels as one."""
         check_batch(x, self._map)
         return x, as_labels(self._map.callee, y)
@@ -103,14 +103,14 @@ class Autograd:
         with self._same_pass():
             function, point = self._map.on(x)
             recorded = AutogradMap.record(
-                function, point, unconnected=self._unconnected
+                function, point, unconnected=self._unconnected_error
             )
             outputs = recorded.output.detach()
             slope = cotangent(outputs, slice(0, len(x)))
             (gradient,) = recorded.pull_all(slope, create_graph=False, again=False)
         return outputs, gradient
 
-    def _unconnected(self) -> ValueError:
+    def _unconnected_error(self) -> ValueError:
         return ValueError(
             complaint(
                 self._map.callee,
@@ -141,7 +141,7 @@ class ClosedForm:
         self._model: Any = model
         self._callee = callee
 
-    def entered(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    def enter(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         """Return inputs and labels as tensors; labels as indices into classes."""
         if not isinstance(x, Tensor):
             table = np.asarray(x)

@@ -17,11 +17,11 @@ from normalign._torch_compat import frozen_randomness
 from normalign.robustness.losses import Aim, Loss, aim_at
 from normalign.robustness.routes import Autograd, ClosedForm, Route, has_closed_form
 
-__all__ = ["Found", "Target", "require_model", "undisturbed"]
+__all__ = ["Found", "Target", "preserve_state", "require_model"]
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
+def preserve_state() -> Iterator[None]:
     """Leave grad mode and the global random state as they are outside."""
     with torch.inference_mode(False), torch.no_grad(), frozen_randomness():
         yield
@@ -131,7 +131,7 @@ class Target:
         """Check model, inputs and labels, and run the model once on all samples."""
         closed = local_map is None
         route = ClosedForm(model, callee) if closed else Autograd(local_map)
-        x, y = route.entered(x, y)
+        x, y = route.enter(x, y)
         x = x.detach()
         finite = bool(torch.isfinite(x).all())
         remedy = "Fill in or drop what is missing: it would count as broken."

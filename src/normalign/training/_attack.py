@@ -139,7 +139,7 @@ def stacked_pgd(  # noqa: PLR0913  (what an attack is made of)
     rows, ball = x.flatten(0, 1), Ball(norm, low, high)
 
     def legal(point: Tensor) -> Tensor:
-        return ball.projected(point.flatten(0, 1), rows, radius).view_as(x)
+        return ball.project(point.flatten(0, 1), rows, radius).view_as(x)
 
     point = x if start is None else legal(start.detach().to(x).expand_as(x))
     for _ in range(n_steps):

@@ -568,7 +568,7 @@ class _Reader:
             # a compiled one computes the same
             return self._module(unwrap(value), above)
         if isinstance(value, FunctionType | type):
-            return self._named(unwrap(value))
+            return self._reference(unwrap(value))
         if isinstance(value, MethodType):  # perhaps of a function that no class has
             parts = value.__self__, value.__func__
             return ["method", *(self.content(part, above) for part in parts)]
@@ -578,7 +578,7 @@ class _Reader:
             return ["generator", digest(value.get_state())]
         if isinstance(value, Enum):
             plain = self.content(value.value, above)
-            return ["enum", self._named(type(value)), str(value.name), plain]
+            return ["enum", self._reference(type(value)), str(value.name), plain]
         if isinstance(value, Path | torch.dtype | torch.device):
             return [type(value).__name__, str(value)]
         return self._object(value, above)
@@ -594,7 +594,7 @@ class _Reader:
         describe = getattr(value, "describe", None)
         if callable(value) and callable(describe):
             described = self.content(describe(), above)
-            return ["object", self._named(type(value)), described]
+            return ["object", self._reference(type(value)), described]
         try:
             reduced = value.__reduce_ex__(4)
         except (TypeError, AttributeError, RuntimeError, pickle.PickleError) as error:
@@ -602,7 +602,7 @@ class _Reader:
                 raise _UnidentifiableValue(
                     f"a {type(value).__name__} ({error})"
                 ) from error
-            return ["object", self._named(type(value))]
+            return ["object", self._reference(type(value))]
         if isinstance(reduced, str):  # a name, such as that of a built-in function
             inner = self.content(getattr(value, "__wrapped__", None), above)
             return ["name", str(getattr(value, "__module__", "")), reduced, inner]
@@ -640,7 +640,7 @@ class _Reader:
                     for table in _HOOKS
                 ]
                 parts.append(
-                    [name, self._named(kind), self._items(plain, inside), hooks]
+                    [name, self._reference(kind), self._items(plain, inside), hooks]
                 )
             except _UnidentifiableValue as error:
                 where = f"{name!r}, " if name else ""
@@ -660,7 +660,7 @@ class _Reader:
         ]
         return [parts, shapes]
 
-    def _named(self, value: FunctionType | type) -> list[str]:
+    def _reference(self, value: FunctionType | type) -> list[str]:
         """Return where to find a function or class, and have a user's code read."""
         kind = "class" if isinstance(value, type) else "function"
         try:
@@ -686,7 +686,7 @@ class _Reader:
             if isinstance(part, FunctionType)
             or not (name.startswith("__") and name.endswith("__"))
         ]
-        bases = [self._named(base) for base in kind.__bases__]
+        bases = [self._reference(base) for base in kind.__bases__]
         self._waiting += [base for base in kind.__bases__ if not _is_library(base)]
         return [kind.__qualname__, bases, sorted(members, key=lambda m: m[0])]
 
@@ -720,7 +720,7 @@ class _Reader:
             return self.content(value)
         if isinstance(value, ModuleType):
             return ["python module", value.__name__]
-        return ["object", self._named(type(value))]
+        return ["object", self._reference(type(value))]
 
 
 def _functions(entry: Any) -> list[Any]:

@@ -114,7 +114,7 @@ class _Robust:
     def __init__(self, run: Run, context: Context, tell: Any) -> None:
         self.run, self.context, self.tell = run, context, tell
         self.recipe = recipe_of(run)
-        self.data = _moved(
+        self.data = _to_device(
             pictures(
                 run["images"], run.data, n_train=run["n_train"], n_test=run["n_test"],
                 n_validation=run["n_validation"], pooled=run.settings.get("pooled", 1),
@@ -150,16 +150,16 @@ class _Robust:
         found = {
             "n_parameters": sum(p.numel() for p in network.parameters()),
             "n_classes": self.n_classes,
-            **self._described(network),
-            "averaged": None if averaged is None else self._described(averaged),
-            "untrained": self._untrained(),
+            **self._describe(network),
+            "averaged": None if averaged is None else self._describe(averaged),
+            "untrained": self._untrained_result(),
             "seconds": history.seconds,
             "history": history_columns(history, columns),
             "exact": self.data.exact,
             "origin": self.data.origin,
         }
         self.tell(1.0, f"{self.name}, done")
-        return round_all(_told(found))
+        return round_all(_replace_nonfinite(found))
 
     def _lost(self, network: nn.Module) -> dict[str, Any]:
         """Return the result of a run whose loss was lost: no number in it."""
@@ -181,7 +181,7 @@ class _Robust:
             generator=torch.Generator().manual_seed(self.run.seed),
         )  # fmt: skip
 
-    def _untrained(self) -> dict[str, Any] | None:
+    def _untrained_result(self) -> dict[str, Any] | None:
         if not self.run.settings.get("control", False):
             return None
         start = self._start().to(self.context.device)
@@ -195,7 +195,7 @@ class _Robust:
         words = f"{self.name}, epoch {epoch} of {self.recipe.epochs}{self._last}"
         self.tell(0.98 * epoch / max(1, self.recipe.epochs), words)
 
-    def _described(self, network: nn.Module) -> dict[str, Any]:
+    def _describe(self, network: nn.Module) -> dict[str, Any]:
         """Return accuracies and geometry of a trained network."""
         data = self.data
         attack, nearby = self.run["attack"], self.run.settings.get("nearby")
@@ -276,7 +276,7 @@ def _accuracy(network: nn.Module, x: Tensor, y: Tensor) -> float:
     return float(accuracy(outputs, y))
 
 
-def _moved(data: Pictures, device: torch.device) -> Pictures:
+def _to_device(data: Pictures, device: torch.device) -> Pictures:
     tensors = {
         name: value.to(device)
         for name, value in vars(data).items()
@@ -285,8 +285,8 @@ def _moved(data: Pictures, device: torch.device) -> Pictures:
     return Pictures(**tensors, exact=data.exact, origin=data.origin)
 
 
-def _told(value: Any) -> Any:
+def _replace_nonfinite(value: Any) -> Any:
     """Return a result in which numbers that are not finite are ``None``."""
     if isinstance(value, dict):
-        return {name: _told(part) for name, part in value.items()}
+        return {name: _replace_nonfinite(part) for name, part in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -159,7 +159,7 @@ def upper_envelopes(
     pairs.append(cause.new_empty(0, 2))
     total = len(polygons)
     while len(home) and total <= limit:
-        contested = _contested(polygons[home], functions, noise)
+        contested = _is_exceeded(polygons[home], functions, noise)
         home, functions, noise, cause = (
             t[contested] for t in (home, functions, noise, cause)
         )
@@ -260,8 +260,8 @@ def _cut(
         torch.where(last_low, outside, up - 0.5),
     ]
     return (
-        _packed(points, torch.cat(left, 1)),
-        _packed(points, torch.cat(right, 1)),
+        _sort_points(points, torch.cat(left, 1)),
+        _sort_points(points, torch.cat(right, 1)),
         ends,
     )
 
@@ -280,7 +280,7 @@ def _crossing(
     return zero, at_high, at_low
 
 
-def _packed(points: Tensor, place: Tensor) -> Polygons:
+def _sort_points(points: Tensor, place: Tensor) -> Polygons:
     """Order the points of each row by their place; an infinite place drops one."""
     counts = place.isfinite().sum(1)
     order = place.argsort(1)[:, : int(counts.max())]
@@ -289,7 +289,7 @@ def _packed(points: Tensor, place: Tensor) -> Polygons:
     return Polygons(points.gather(1, order[..., None].expand(-1, -1, 2)), counts)
 
 
-def _contested(polygons: Polygons, functions: Tensor, noise: Tensor) -> Tensor:
+def _is_exceeded(polygons: Polygons, functions: Tensor, noise: Tensor) -> Tensor:
     """Whether the largest function inside is exceeded at some vertex."""
     inside = torch.einsum("mc,mqc->mq", polygons.inner_points(), functions[..., :2])
     winner = (inside + functions[..., 2]).argmax(1)

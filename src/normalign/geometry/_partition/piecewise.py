@@ -166,27 +166,29 @@ class _Reader:
             return source
         if _is(module, (nn.Sequential,)):
             for name, child in module.named_children():
-                source = self.read(child, _joined(path, name), source)
+                source = self.read(child, _join(path, name), source)
             return source
         if _is(module, _AFFINE):
             return self._affine_module(module, path, source)
         if _is(module, _KINKED):
-            target = self._kinked(path, source, *_pieces(module, self.shapes[source]))
+            target = self._append_kinks(
+                path, source, *_pieces(module, self.shapes[source])
+            )
             if getattr(module, "inplace", False):
                 self.overwritten[source] = target
             return target
         if _is(module, _POOLS):
             return self._pool(module, path, source)
         if type(module).__module__.startswith("torch.nn."):
-            raise TypeError(_unsupported(path, type(module).__name__))
-        return self._traced(module, path, source)
+            raise TypeError(_unsupported_message(path, type(module).__name__))
+        return self._trace(module, path, source)
 
     def _require_evaluation(self, module: nn.Module, path: str) -> None:
         random = _is(module, _DROPOUT) and getattr(module, "p", 0) > 0
         slope_drawn = _is(module, (nn.RReLU,))
         batch_norm = _is(module, _NORMS)
         statistics = not batch_norm or getattr(module, "running_mean", None) is not None
-        name = _named(path, type(module).__name__)
+        name = _describe_module(path, type(module).__name__)
         require(
             not (module.training and (random or slope_drawn or batch_norm)),
             "partition", name, "in evaluation mode", "training mode",
@@ -234,7 +236,7 @@ class _Reader:
         return target
 
     def _affine_module(self, module: nn.Module, path: str, source: int) -> int:
-        whole = _detached(module).to(self.device)
+        whole = _detach(module).to(self.device)
         linear = copy.deepcopy(whole)
         for name in ("bias", "running_mean"):
             tensor = getattr(linear, name, None)
@@ -244,7 +246,7 @@ class _Reader:
             linear.value = 0.0
         return self._affine(path, (source,), linear, self._trial(whole, path, source))
 
-    def _kinked(
+    def _append_kinks(
         self, path: str, source: int, kinks: Tensor, slopes: Tensor, intercepts: Tensor
     ) -> int:
         self.shapes.append(self.shapes[source])
@@ -256,21 +258,21 @@ class _Reader:
     def _pool(self, module: nn.Module, path: str, source: int) -> int:
         require(
             not getattr(module, "return_indices", False),
-            "partition", _named(path, type(module).__name__),
+            "partition", _describe_module(path, type(module).__name__),
             "without return_indices", "return_indices=True",
         )  # fmt: skip
-        shape = tuple(self._trial(_detached(module), path, source).shape)
+        shape = tuple(self._trial(_detach(module), path, source).shape)
         windows = _windows(module, self.shapes[source], shape).to(self.device)
         self.shapes.append(shape)
         target = len(self.shapes) - 1
         self.steps.append(Maximum(path, (source,), target, windows, shape))
         return target
 
-    def _traced(self, module: nn.Module, path: str, source: int) -> int:
+    def _trace(self, module: nn.Module, path: str, source: int) -> int:
         """Follow the ``forward`` of a module that is in no table."""
         kind = type(module).__name__
         results: dict[str, int | Constant] = {}
-        for name, found in operations(module, _named(path, kind)):
+        for name, found in operations(module, _describe_module(path, kind)):
             if found == "input":
                 results[name] = source
             elif isinstance(found, Constant):
@@ -279,7 +281,7 @@ class _Reader:
                 results[name] = self._operation(found, results, module, path)
         final = results["output"]
         if isinstance(final, Constant):
-            raise TypeError(_unsupported(path, kind, "returns a constant"))
+            raise TypeError(_unsupported_message(path, kind, "returns a constant"))
         return self.current(final)
 
     def _operation(
@@ -297,20 +299,20 @@ class _Reader:
         sources = tuple(entry for entry in held if isinstance(entry, int))
         if found.kind == "module":
             child = module.get_submodule(found.label)
-            return self.read(child, _joined(path, found.label), sources[0])
+            return self.read(child, _join(path, found.label), sources[0])
         if found.kind == "same":
             return sources[0]
         if found.kind == "equivalent" and found.module is not None:
-            return self.read(found.module, _joined(path, found.label), sources[0])
+            return self.read(found.module, _join(path, found.label), sources[0])
         moving = [name for name in found.factors if isinstance(results[name], int)]
         if found.kind != "affine" or not sources or len(moving) > 1:
-            raise TypeError(_unsupported(path, kind, f"calls {found.label}"))
+            raise TypeError(_unsupported_message(path, kind, f"calls {found.label}"))
 
         def whole(*tensors: Tensor) -> Tensor:
             given = iter(tensors)
             return found([next(given) if isinstance(e, int) else e.value for e in held])
 
-        path = _joined(path, found.label)
+        path = _join(path, found.label)
         shift = self._trial(whole, path, *sources)
 
         def linear(*tensors: Tensor) -> Tensor:
@@ -323,21 +325,21 @@ class _Reader:
         return target
 
 
-def _joined(path: str, name: str) -> str:
+def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _named(path: str, kind: str) -> str:
+def _describe_module(path: str, kind: str) -> str:
     return f"model.{path} ({kind})" if path else f"model ({kind})"
 
 
-def _unsupported(path: str, kind: str, reason: str = "") -> str:
+def _unsupported_message(path: str, kind: str, reason: str = "") -> str:
     got = f"{kind}, which {reason}" if reason else kind
     where = f"model.{path}" if path else "model"
     return complaint("partition", where, "continuous piecewise affine", got, _SUPPORTED)
 
 
-def _detached(module: nn.Module) -> Any:
+def _detach(module: nn.Module) -> Any:
     """A float64 copy without gradients or hooks."""
     twin = copy.deepcopy(module).to(torch.float64).requires_grad_(False)
     twin._forward_hooks.clear()
@@ -349,7 +351,7 @@ def _pieces(module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, Tensor, 
     """The kinks, slopes and intercepts of an activation."""
     match module:
         case nn.PReLU():
-            steep = _detached(module).weight
+            steep = _detach(module).weight
             if steep.numel() > 1:  # one slope per channel, the first dimension
                 steep = steep.view(-1, *[1] * (len(shape) - 1)).expand(shape)
             steep = steep.reshape(-1)

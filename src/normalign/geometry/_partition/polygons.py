@@ -39,7 +39,7 @@ class Polygons:
         """All polygons of all parts, in order."""
         width = max(part.vertices.shape[1] for part in parts)
         return Polygons(
-            torch.cat([_widened(part.vertices, width) for part in parts]),
+            torch.cat([_widen(part.vertices, width) for part in parts]),
             torch.cat([part.counts for part in parts]),
         )
 
@@ -47,8 +47,8 @@ class Polygons:
         """The same polygons with those at ``index`` exchanged for ``other``."""
         width = max(self.vertices.shape[1], other.vertices.shape[1])
         return Polygons(
-            _widened(self.vertices, width).index_copy(
-                0, index, _widened(other.vertices, width)
+            _widen(self.vertices, width).index_copy(
+                0, index, _widen(other.vertices, width)
             ),
             self.counts.index_copy(0, index, other.counts),
         )
@@ -110,7 +110,7 @@ def locator(polygons: Polygons) -> Callable[[Tensor], Tensor]:
 
     first, last = box(polygons.vertices.amin(1)), box(polygons.vertices.amax(1))
     size = last - first + 1
-    member, rank = _expanded(size.prod(1))
+    member, rank = _repeat_indices(size.prod(1))
     across, up = rank % size[member, 0], rank // size[member, 0]
     cell = (first[member, 0] + across) * side + first[member, 1] + up
     member = member[cell.argsort()]
@@ -122,7 +122,7 @@ def locator(polygons: Polygons) -> Callable[[Tensor], Tensor]:
         found = torch.full((len(points),), -1, device=points.device)
         place = box(points)
         place = place[:, 0] * side + place[:, 1]
-        query, rank = _expanded(filled[place])
+        query, rank = _repeat_indices(filled[place])
         candidate = member[start[place[query]] + rank]
         depth = _depths(polygons[candidate], points[query])
         best = depth.new_full((len(points),), -slack)
@@ -145,14 +145,14 @@ def _depths(polygons: Polygons, points: Tensor) -> Tensor:
     return depth.amin(1)
 
 
-def _expanded(times: Tensor) -> tuple[Tensor, Tensor]:
+def _repeat_indices(times: Tensor) -> tuple[Tensor, Tensor]:
     """Each index repeated as often as told, and the number of the repetition."""
     row = torch.repeat_interleave(times)
     rank = torch.arange(len(row), device=row.device)
     return row, rank - (times.cumsum(0) - times)[row]
 
 
-def _widened(vertices: Tensor, width: int) -> Tensor:
+def _widen(vertices: Tensor, width: int) -> Tensor:
     missing = width - vertices.shape[1]
     if missing <= 0:
         return vertices

@@ -143,7 +143,7 @@ class LeanOperations(TorchFunctionMode):
         site = self._site(input)
         if not site.dead_end:
             return NotImplemented
-        return Linear.apply(*_lowered(input, weight, bias), site)  # pyright: ignore
+        return Linear.apply(*_lower_precision(input, weight, bias), site)  # pyright: ignore
 
     def _convolution(
         self,
@@ -158,9 +158,9 @@ class LeanOperations(TorchFunctionMode):
         n_axes: int,
     ) -> Tensor:
         settings = (stride, padding, dilation, groups, False, 0)
-        return self._convolved((input, weight, bias), settings, n_axes)
+        return self._convolve((input, weight, bias), settings, n_axes)
 
-    def _transposed(
+    def _transpose(
         self,
         input: Tensor,
         weight: Tensor,
@@ -174,9 +174,9 @@ class LeanOperations(TorchFunctionMode):
         n_axes: int,
     ) -> Tensor:
         settings = (stride, padding, dilation, groups, True, output_padding)
-        return self._convolved((input, weight, bias), settings, n_axes)
+        return self._convolve((input, weight, bias), settings, n_axes)
 
-    def _convolved(
+    def _convolve(
         self,
         tensors: tuple[Tensor, Tensor, Tensor | None],
         settings: tuple[Any, ...],
@@ -194,7 +194,7 @@ class LeanOperations(TorchFunctionMode):
         if geometry[1]:
             x = F.pad(x, geometry[1])
         site = self._site(x)
-        lowered = _lowered(x, weight, bias)
+        lowered = _lower_precision(x, weight, bias)
         return Convolution.apply(*lowered, geometry[0], site)  # pyright: ignore
 
     def _batch_norm(
@@ -268,7 +268,7 @@ class _Rerun(LeanOperations):
         return super().__torch_function__(func, types, args, kwargs)
 
 
-def _lowered(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+def _lower_precision(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     """Return arguments in the precision that autocast asks for: double stays."""
     kind = tensors[0].device.type  # pyright: ignore
     if not torch.is_autocast_enabled(kind):
@@ -290,7 +290,7 @@ _WORTH = {"cpu": 2**20, "other": 2**30}
 _CONVOLUTIONS = (
     (LeanOperations._convolution, (F.conv1d, F.conv2d, F.conv3d)),
     (
-        LeanOperations._transposed,
+        LeanOperations._transpose,
         (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
     ),
 )

@@ -61,7 +61,7 @@ def precise(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Run a backward function in the precision of its tensors, not autocast's."""
 
     @functools.wraps(backward)
-    def guarded(ctx: Any, *cotangents: Tensor | None) -> Any:
+    def guard(ctx: Any, *cotangents: Tensor | None) -> Any:
         for cotangent in cotangents:
             if cotangent is not None:
                 kind = cotangent.device.type
@@ -73,4 +73,4 @@ def precise(backward: Callable[..., Any]) -> Callable[..., Any]:
         with torch.autocast(kind, enabled=False):
             return backward(ctx, *cotangents)
 
-    return guarded
+    return guard
