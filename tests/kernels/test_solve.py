@@ -155,8 +155,6 @@ def test_a_table_held_whole_gives_the_machine_of_panels(
         "kernel": kernel, "ridge": 1e-2, "metric": seen, "n_iter": 3,
         "weights": weights,
     }  # fmt: skip
-    monkeypatch.setattr(_triangle, "_WHOLE_ATONCE", 20)
-    monkeypatch.setattr(_triangle, "_WHOLE_STRIP", 16)
     found = [step.machine for step in recursions(x, y, **settings)]
     monkeypatch.setattr(_triangle, "_CPU_SMALL", 0)
     wanted = [step.machine for step in recursions(x, y, **settings)]

@@ -110,8 +110,6 @@ def test_solutions_are_those_of_the_square(width, whole, inverses, n, k, seed):
         patch.setattr(_triangle, "_CPU_WIDTH", width)
         patch.setattr(_triangle, "_CPU_STRIP", 2)
         patch.setattr(_triangle, "_DEVICE_WIDTH", width)
-        patch.setattr(_triangle, "_WHOLE_STRIP", 2)
-        patch.setattr(_triangle, "_WHOLE_ATONCE", 5)
         matrix, right = definite(n, seed), points(n, k, seed=seed + 1)
         held = filled(matrix, whole=whole)
         held._keeps_inverses = inverses  # what an accelerator does
@@ -132,8 +130,6 @@ def test_an_indefinite_matrix_is_noticed_wherever_it_breaks(
 ):
     monkeypatch.setattr(_triangle, "_CPU_WIDTH", width)
     monkeypatch.setattr(_triangle, "_CPU_STRIP", 1)
-    monkeypatch.setattr(_triangle, "_WHOLE_STRIP", 2)
-    monkeypatch.setattr(_triangle, "_WHOLE_ATONCE", 2)
     for place in range(5):
         matrix = torch.eye(5, dtype=DOUBLE)
         matrix[place, place] = -1
