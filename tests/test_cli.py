@@ -198,7 +198,7 @@ def test_doctor_reports_versions_devices_and_data(capsys):
 
 def test_doctor_prints_tables(capsys, monkeypatch):
     monkeypatch.setattr(
-        "normalign.cli.doctor._installed", lambda p: None if p == "pooch" else "1.0"
+        "normalign.cli.doctor._version_of", lambda p: None if p == "pooch" else "1.0"
     )
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
@@ -208,7 +208,7 @@ def test_doctor_prints_tables(capsys, monkeypatch):
 
 
 def test_doctor_exits_1_when_a_needed_package_is_missing(capsys, monkeypatch):
-    monkeypatch.setattr("normalign.cli.doctor._installed", lambda package: None)
+    monkeypatch.setattr("normalign.cli.doctor._version_of", lambda package: None)
     assert main(["doctor"]) == 1
     assert "MISSING" in capsys.readouterr().out
 
