@@ -183,7 +183,7 @@ def powers_variants(result: dict[str, Any]) -> list[str]:
         if line["form"] == "ratio" and line["task"] == next(iter(result["epochs"]))
     ]
     lines = [
-        "| loss | biases | start | no penalty | soonest other form "
+        "| loss | biases | start | no penalty | fastest other form "
         + "".join(f"| ratio, {weight:g} " for weight in weights)
         + "|",
         "|---" * (5 + len(weights)) + "|",
