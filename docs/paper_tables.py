@@ -1,7 +1,7 @@
 """What the pages show of the paper: tables, findings and verdicts of archived runs.
 
-The runs are in ``results/paper``, as ``normalign reproduce --full --archive`` wrote
-them; nothing here computes.
+They are read from the archives in ``normalign_reproduction/results``; nothing is
+computed here.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import normalign_reproduction
 from normalign_reproduction.catalogue import item
 from normalign_reproduction.claims import verdict_word
 from normalign_reproduction.items.table1.rows import (
@@ -26,7 +27,7 @@ from normalign_reproduction.store import Store
 sys.path.insert(0, str(Path(__file__).parent))  # tests run this file from afar
 import tabular_tables
 
-ARCHIVES = Path(__file__).parent.parent / "results" / "paper"
+ARCHIVES = Path(normalign_reproduction.__file__).parent / "results"
 
 
 @cache
@@ -84,8 +85,8 @@ def verdicts(found: Outcome) -> str:
         lines += ["", "| claim | cell | paper | ours | | why |", "|---" * 6 + "|"]
     for claim, one in failed:
         cells = (
-            claim.name,
-            one.cell,
+            claim.statement,
+            one.name,
             one.paper,
             one.ours,
             verdict_word(one.holds),

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from normalign_reproduction.spec import Claim, Item, Record, Records, Verdict
+from normalign_reproduction.spec import Cell, Claim, Item, Record, Records
 from normalign_reproduction.statistics import column, final, group_by
 
 __all__ = [
-    "command", "ends_at_least", "falls_towards", "first", "rises", "start_and_end",
-    "verdict_word", "verdicts",
+    "Result", "command", "ends_at_least", "falls_towards", "first", "judge", "rises",
+    "start_and_end", "verdict_word", "verdicts",
 ]  # fmt: skip
 
-Check = Callable[[Records], list[Verdict]]
+Check = Callable[[Records], list[Cell]]
 
 
 def first(record: Record, name: str) -> float:
@@ -83,13 +85,13 @@ def _each(
 ) -> Check:
     """Return a check of each value of a setting, in rising order."""
 
-    def check(records: Records) -> list[Verdict]:
+    def check(records: Records) -> list[Cell]:
         groups = group_by(records, by)
         verdicts = []
         for values in sorted(groups):
             holds, ours, why = judge(groups[values])
             name = cell.format(*values)
-            verdicts.append(Verdict(name, paper, ours, holds, why))
+            verdicts.append(Cell(name, paper, ours, holds, why))
         return verdicts
 
     return check
@@ -135,7 +137,7 @@ def command(
 
 def verdicts(
     item: Item, records: Records, *, size: str, preset: str, seeds: int | None = None
-) -> list[tuple[Claim, Verdict]]:
+) -> list[tuple[Claim, Cell]]:
     """Return the verdicts on all claims of an item that mean something at a size.
 
     As long as runs are missing, each claim has one verdict, and that is that it cannot
@@ -161,5 +163,91 @@ def verdicts(
         data = {record.run.data for record in records}
         remedy = command(item, size=size, preset=kept, seeds=seeds, data=data)
         why = f"{len(records)} of {len(runs)} runs are there; {remedy} makes the others"
-        return [(claim, Verdict("all", "", "", None, why)) for claim in claims]
+        return [(claim, Cell("all", "", "", None, why)) for claim in claims]
     return [(claim, verdict) for claim in claims for verdict in claim.check(records)]
+
+
+Verdict = Literal["holds", "fails", "undecided", "not tested"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The verdict on a claim.
+
+    Parameters
+    ----------
+    claim : Claim
+    verdict : {"holds", "fails", "undecided", "not tested"}
+        It holds if all cells hold, and fails if one fails.
+    cells : sequence of Cell
+        Empty if the claim is not tested.
+    reason : str
+        Why it fails, is undecided or is not tested.
+    """
+
+    claim: Claim
+    verdict: Verdict
+    cells: Sequence[Cell] = ()
+    reason: str = ""
+
+    @property
+    def headline(self) -> Cell | None:
+        """The cell that decides: the first that fails, else is undecided, else any."""
+        order = {False: 0, None: 1, True: 2}
+        return min(self.cells, key=lambda cell: order[cell.holds], default=None)
+
+
+def judge(
+    item: Item, records: Records, *, size: str, preset: str, seeds: int | None = None
+) -> list[Result]:
+    """Return the result of each claim of an item.
+
+    A claim is not tested if its rule is not meaningful at this size or preset, or if
+    runs are missing. It is undecided if a cell is undecided and none fails, and if a
+    cell is the value of a single seed.
+
+    Parameters
+    ----------
+    records : sequence of Record
+        The finished runs of this item, size and preset.
+    seeds : int, optional
+        The number of seeds, if it is not that of the size.
+    """
+    own_preset = preset if preset in item.settings else next(iter(item.settings))
+    results = []
+    for claim in item.claims:
+        if size not in claim.sizes:
+            reason = f"The rule needs the {' or '.join(claim.sizes)} size."
+            results.append(Result(claim, "not tested", reason=reason))
+        elif own_preset not in claim.presets:
+            reason = f"The rule is for preset {' or '.join(claim.presets)}."
+            results.append(Result(claim, "not tested", reason=reason))
+        elif missing := missing_runs(item, records, size, own_preset, seeds):
+            results.append(Result(claim, "not tested", reason=missing))
+        else:
+            results.append(_result(claim, claim.check(records)))
+    return results
+
+
+def _result(claim: Claim, cells: Sequence[Cell]) -> Result:
+    decided = [cell.holds for cell in cells]
+    if any(cell.n == 1 for cell in cells) and claim.counts == "seeds":
+        return Result(claim, "undecided", cells, claim.reason or "Only one seed.")
+    if False in decided:
+        return Result(claim, "fails", cells, claim.reason)
+    if None in decided or not decided:
+        return Result(claim, "undecided", cells, claim.reason)
+    return Result(claim, "holds", cells)
+
+
+def missing_runs(
+    item: Item, records: Records, size: str, preset: str, seeds: int | None
+) -> str:
+    """Return how many runs are missing and the command for them; empty if none."""
+    # the number of runs is the same for all data
+    runs = item.runs(size=size, preset=preset, digits="mnist", seeds=seeds)
+    if runs and len(records) >= len(runs):
+        return ""
+    data = {record.run.data for record in records}
+    remedy = command(item, size=size, preset=preset, seeds=seeds, data=data)
+    return f"{len(runs) - len(records)} of {len(runs)} runs are missing: {remedy}"

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 __all__ = [
-    "Claim", "Column", "Figure", "Item", "Record", "Records", "Run", "Size", "Table",
-    "Verdict", "cross",
+    "Cell", "Claim", "Column", "Figure", "Item", "Record", "Records", "Run", "Size",
+    "Table", "cross",
 ]  # fmt: skip
 
 PRESETS = ("released", "text")
@@ -228,48 +228,77 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Whether one cell agrees with the paper.
-
-    Parameters
-    ----------
-    cell : str
-        What was compared.
-    paper, ours : str
-    holds : bool or None
-        ``None`` where the runs at hand cannot tell.
-    why : str
-        What decided, with the numbers.
-    """
-
-    cell: str
-    paper: str
-    ours: str
-    holds: bool | None
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Something that the paper's item shows, and the rule by which ours agrees.
+class Cell:
+    """One comparison by which a claim is judged.
 
     Parameters
     ----------
     name : str
-    rule : str
-        The rule, in words, with its numbers.
-    check : callable
-        From records to a :class:`Verdict` for each cell.
-    sizes : sequence of str
-        At which sizes it is meaningful.
-    presets : sequence of str
+        What is compared, for example a task and a method.
+    paper, ours : str
+        Both values as text.
+    holds : bool or None
+        ``None`` if the runs do not decide it.
+    why : str
+        The numbers that decided.
+    value, interval : float and pair of float, optional
+        Our value with its 95% interval, to be drawn.
+    published : float, optional
+        The paper's value.
+    limit : float, optional
+        The value at which the rule of the claim changes from true to false.
+    n : int, optional
+        How many seeds (or whatever the claim counts) the value is a mean of.
     """
 
     name: str
+    paper: str
+    ours: str
+    holds: bool | None
+    why: str = ""
+    value: float | None = None
+    interval: tuple[float, float] | None = None
+    published: float | None = None
+    limit: float | None = None
+    n: int | None = None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the paper, or one beyond it, and the rule by which it is judged.
+
+    Parameters
+    ----------
+    statement : str
+        The claim in one plain sentence.
+    rule : str
+        The rule, with its numbers.
+    check : callable
+        From records to the :class:`Cell` objects of the claim.
+    source : str
+        Where the paper says it, for example ``"Table 1"``.
+    sizes, presets : sequence of str
+        At which sizes, and with which presets, the rule is meaningful.
+    beyond : bool
+        Whether the paper does not make the claim.
+    reason : str
+        Why the claim fails or is undecided, where that is known.
+    quantity : str
+        What the values of its cells are, with the unit.
+    counts : str
+        What the ``n`` of its cells counts.
+    """
+
+    statement: str
     rule: str
-    check: Callable[[Records], list[Verdict]]
+    check: Callable[[Records], list[Cell]]
+    source: str = ""
     sizes: Sequence[str] = SIZES
     presets: Sequence[str] = PRESETS
+    beyond: bool = False
+    reason: str = ""
+    quantity: str = ""
+    counts: str = "seeds"
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ import random
 
 from normalign_reproduction.report.panels import Panel, Panels, PointsPanel
 from normalign_reproduction.spec import (
+    Cell,
     Claim,
     Column,
     Figure,
     Item,
     Size,
     Table,
-    Verdict,
     cross,
 )  # fmt: skip
 from normalign_reproduction.statistics import final, group_by, interval, mean
@@ -66,7 +66,7 @@ def by_last(records):
 def rises(name="alignment rises"):
     def check(records):
         return [
-            Verdict(
+            Cell(
                 f"{by}", "rises", f"{ends:.3f}", ends > 0.5,
                 f"mean {ends:.3f} at the end, more than 0.5 wanted",
             )
@@ -81,7 +81,7 @@ def rises(name="alignment rises"):
 
 def never(name="seconds are the paper's"):
     def check(records):
-        verdict = Verdict("all", "45 s", "12 s", None, "the hardware is another one")
+        verdict = Cell("all", "45 s", "12 s", None, "the hardware is another one")
         return [verdict]
 
     return Claim(name, "the same seconds, on the same hardware", check)
@@ -90,7 +90,7 @@ def never(name="seconds are the paper's"):
 def wrong(name="the rank ends at 0.5"):
     def check(records):
         rank = mean([final(r, "effective_rank") for r in records])
-        return [Verdict("all", "0.5", f"{rank:.2f}", rank < 0.5, f"rank {rank:.2f}")]
+        return [Cell("all", "0.5", f"{rank:.2f}", rank < 0.5, f"rank {rank:.2f}")]
 
     return Claim(name, "the mean rank at the end is less than 0.5", check)
 

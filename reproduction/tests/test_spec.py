@@ -2,7 +2,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from normalign_reproduction.spec import Claim, Run, Size, Verdict, cross
+from normalign_reproduction.spec import Cell, Claim, Run, Size, cross
 from tests import tiny
 
 RUN = Run("tiny", 1, "quick", "released", "mnist", {"group": 1, "steps": 4}, 0)
@@ -97,7 +97,7 @@ def test_constants_written_down_elsewhere_are_part_of_the_key():
 
 
 def test_a_claim_holds_for_all_sizes_and_presets_unless_it_says_so():
-    claim = Claim("goes on", "it does", lambda records: [Verdict("all", "", "", True)])
+    claim = Claim("goes on", "it does", lambda records: [Cell("all", "", "", True)])
     assert claim.sizes == ("quick", "full")
     assert claim.presets == ("released", "text")
 

@@ -18,7 +18,7 @@ __all__ = [
 ]  # fmt: skip
 
 _OUT = Path("out/paper")
-_RESULTS = Path("results/paper")
+_RESULTS = Path(__file__).parents[1] / "results"
 
 
 def add_options(
@@ -69,7 +69,7 @@ def add_options(
     )  # fmt: skip
     add(
         "--results", type=Path, metavar="DIR",
-        help=f"archives of finished runs (default: {_RESULTS} if it exists)",
+        help="further archives of finished runs, beside those of the package",
     )  # fmt: skip
 
 
@@ -115,9 +115,8 @@ def size_of(arguments: argparse.Namespace) -> str:
 
 def archives(arguments: argparse.Namespace) -> list[Path]:
     """Return where archives of finished runs are."""
-    if arguments.results is not None:
-        return [arguments.results]
-    return [_RESULTS] if _RESULTS.is_dir() else []
+    added = [] if arguments.results is None else [arguments.results]
+    return [_RESULTS, *added]
 
 
 def store_of(arguments: argparse.Namespace) -> Store:

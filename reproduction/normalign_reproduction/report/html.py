@@ -21,7 +21,8 @@ from normalign_reproduction.report.outcome import (
 from normalign_reproduction.report.style import SCRIPT, STYLE
 from normalign_reproduction.report.svg import Drawing
 from normalign_reproduction.report.tables import Grid, grid, one_line, render
-from normalign_reproduction.spec import Claim, Table, Verdict
+from normalign_reproduction.spec import Cell as ClaimCell
+from normalign_reproduction.spec import Claim, Table
 
 __all__ = [
     "VERDICT_KINDS", "Cell", "document", "downloads", "facts", "grid_table",
@@ -305,9 +306,9 @@ def _verdicts(outcome: Outcome) -> str:
             '<p class="soft">No claim of this item can be judged at '
             f"{escape(outcome.size)} size.</p>"
         )
-    by_claim: dict[str, list[tuple[Claim, Verdict]]] = {}
+    by_claim: dict[str, list[tuple[Claim, ClaimCell]]] = {}
     for claim, verdict in outcome.verdicts:
-        by_claim.setdefault(claim.name, []).append((claim, verdict))
+        by_claim.setdefault(claim.statement, []).append((claim, verdict))
     blocks = [
         _claim(cells[0][0], [verdict for _, verdict in cells])
         for cells in by_claim.values()
@@ -316,7 +317,7 @@ def _verdicts(outcome: Outcome) -> str:
     return title + "\n".join(blocks)
 
 
-def _claim(claim: Claim, verdicts: Sequence[Verdict]) -> str:
+def _claim(claim: Claim, verdicts: Sequence[ClaimCell]) -> str:
     holds = sum(verdict.holds is True for verdict in verdicts)
     total = len(verdicts)
     worst = min(verdicts, key=lambda verdict: _SEVERITY[verdict.holds]).holds
@@ -324,7 +325,7 @@ def _claim(claim: Claim, verdicts: Sequence[Verdict]) -> str:
     heads = [Cell(t) for t in ("Cell", "Verdict", "Paper", "Ours", "Why")]
     rows = [
         [
-            Cell(escape(verdict.cell), verdict.cell),
+            Cell(escape(verdict.name), verdict.name),
             Cell(_mark(verdict.holds), verdict_word(verdict.holds), "short"),
             Cell(escape(verdict.paper), verdict.paper, "short"),
             Cell(escape(verdict.ours), verdict.ours, "short"),
@@ -334,10 +335,10 @@ def _claim(claim: Claim, verdicts: Sequence[Verdict]) -> str:
     ]
     open_ = "" if worst is True and total > _MANY_CELLS else " open"
     return (
-        f'<details class="claim"{open_}><summary><b>{escape(claim.name)}</b> '
+        f'<details class="claim"{open_}><summary><b>{escape(claim.statement)}</b> '
         f"{pill(word, VERDICT_KINDS[worst])}<br>"
         f'<span class="rule">Rule: {escape(claim.rule)}</span></summary>'
-        f"{html_table(claim.name, heads, rows, kind='verdicts cards')}</details>"
+        f"{html_table(claim.statement, heads, rows, kind='verdicts cards')}</details>"
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from normalign_reproduction.claims import command, verdict_word, verdicts
 from normalign_reproduction.report.tables import data_of, data_words, markdown, one_line
 from normalign_reproduction.spec import (
+    Cell,
     Claim,
     Column,
     Item,
@@ -20,7 +21,6 @@ from normalign_reproduction.spec import (
     Row,
     Run,
     Table,
-    Verdict,
 )
 from normalign_reproduction.store import Store
 
@@ -117,7 +117,7 @@ class Outcome:
             return self.item.finding(self.records)
         holds: dict[str, list[bool]] = {}
         for claim, verdict in self.verdicts:
-            holds.setdefault(claim.name, []).append(verdict.holds is True)
+            holds.setdefault(claim.statement, []).append(verdict.holds is True)
         counts = (
             f"{name} ({sum(one)} of {len(one)} cells hold)"
             for name, one in holds.items()
@@ -125,7 +125,7 @@ class Outcome:
         return f"{'; '.join(counts) or 'No claim is judged at this size'}."
 
     @cached_property
-    def verdicts(self) -> list[tuple[Claim, Verdict]]:
+    def verdicts(self) -> list[tuple[Claim, Cell]]:
         """A verdict for each cell of each claim that this size can answer to."""
         return verdicts(
             self.item, self.records, size=self.size, preset=self.preset,
@@ -377,7 +377,7 @@ def verdict_rows(outcomes: Sequence[Outcome]) -> list[Row]:
         {
             "item": outcome.item.name, "size": outcome.size,
             "preset": outcome.preset, "data": outcome.data,
-            "claim": claim.name, "cell": verdict.cell, "rule": claim.rule,
+            "claim": claim.statement, "cell": verdict.name, "rule": claim.rule,
             "paper": verdict.paper, "ours": verdict.ours,
             "verdict": verdict_word(verdict.holds), "why": verdict.why,
         }
@@ -389,8 +389,8 @@ def verdict_rows(outcomes: Sequence[Outcome]) -> list[Row]:
 def verdict_tables(outcome: Outcome) -> list[Table]:
     """Return the verdicts of one item, a table for each claim under its rule."""
     item, names = outcome.item, ("cell", "paper", "ours", "verdict", "why")
-    claims = dict.fromkeys(claim.name for claim, _ in outcome.verdicts)
-    rules = {claim.name: claim.rule for claim, _ in outcome.verdicts}
+    claims = dict.fromkeys(claim.statement for claim, _ in outcome.verdicts)
+    rules = {claim.statement: claim.rule for claim, _ in outcome.verdicts}
     return [
         Table(
             "verdicts", f"{item.reference}. {name}: {rules[name]}",

@@ -141,7 +141,7 @@ def test_a_single_number_is_filled_in_and_nothing_around_it(monkeypatch):
 
 def test_the_p_of_alignment_is_scipys_paired_test_of_the_stored_values():
     found = {1.0: {}, 0.0: {}}
-    archive = tables.RESULTS / "paper" / "table2-full-released.json"
+    archive = paper_tables.ARCHIVES / "table2-full-released.json"
     for one in json.loads(archive.read_text())["records"]:
         settings = one["run"]["settings"]
         if settings["protocol"] == "released":

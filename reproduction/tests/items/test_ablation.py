@@ -325,7 +325,7 @@ def test_a_row_says_what_the_paper_printed_and_what_we_select():
 
 def verdicts(records, *, tolerant, name="alignment"):
     found = leads(lambda records: PRINTED, tolerant=tolerant)(records)
-    return next(v for v in found if name in v.cell)
+    return next(v for v in found if name in v.name)
 
 
 def test_output_probes_lead_only_if_nothing_is_above_them():
@@ -369,7 +369,7 @@ def test_a_lead_without_output_probes_cannot_be_told():
 def test_each_regularizer_is_compared_with_the_baseline(name, values, expected):
     (claim,) = (
         c for c in FIGURE.claims
-        if c.check(printed(values, name=name))[0].cell.endswith(
+        if c.check(printed(values, name=name))[0].name.endswith(
             f", {name.replace('_', ' ')}")
     )  # fmt: skip
     found = claim.check(printed(values, name=name))
@@ -391,7 +391,7 @@ def test_the_paper_is_agreed_with_where_the_same_choice_is_best():
         record("output", (1, 0.01), 0, robust_accuracy=0.4),
         record("output", (1, 0.1), 0, robust_accuracy=0.5),
     ]
-    found = {v.cell: v for v in strategies.printed_is_selected(records)}
+    found = {v.name: v for v in strategies.printed_is_selected(records)}
     assert found["R by input probes"].holds is True
     assert found["R by output probes"].holds is False
     assert found["R by output probes"].ours == "1 probe, weight 0.1"

@@ -15,7 +15,7 @@ COPY = {"exact": False, "origin": "a part of CIFAR-10"}
 
 
 def told(verdicts):
-    return {verdict.cell: verdict.holds for verdict in verdicts}
+    return {verdict.name: verdict.holds for verdict in verdicts}
 
 
 def curves(narrow, wide, sizes=(100, 300, 1000)):

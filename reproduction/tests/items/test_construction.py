@@ -62,7 +62,7 @@ def test_each_level_set_parts_its_point_from_all_others(records):
 
 def test_both_claims_hold_for_the_construction(records):
     for claim in ITEM.claims:
-        assert all(verdict.holds for verdict in claim.check(records)), claim.name
+        assert all(verdict.holds for verdict in claim.check(records)), claim.statement
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_both_claims_hold_for_the_construction(records):
 )
 def test_one_point_off_is_enough_to_fail(records, entries):
     claim, off = ITEM.claims[0], [changed(records[0], **entries), *records[1:]]
-    verdicts = {verdict.cell: verdict.holds for verdict in claim.check(off)}
+    verdicts = {verdict.name: verdict.holds for verdict in claim.check(off)}
     assert verdicts == {"5 points": False, "10 points": True}
 
 

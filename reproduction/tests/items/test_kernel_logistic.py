@@ -165,7 +165,7 @@ def test_the_full_size_is_the_papers():
 def test_each_claim_holds_and_fails_by_its_rule(claim, good, bad):
     records = [record(8, *bad), record(6, *good)]
     verdicts = ITEM.claims[claim].check(records)
-    assert [(v.cell, v.holds) for v in verdicts] == [
+    assert [(v.name, v.holds) for v in verdicts] == [
         ("6 classes", True),
         ("8 classes", False),
     ]

@@ -12,7 +12,7 @@ from tests.items.robust_by_hand import layered
 
 
 def told(verdicts):
-    return {verdict.cell: verdict.holds for verdict in verdicts}
+    return {verdict.name: verdict.holds for verdict in verdicts}
 
 
 @pytest.mark.parametrize(

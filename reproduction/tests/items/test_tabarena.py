@@ -34,7 +34,7 @@ from normalign_reproduction.items.tabarena.rows import (
 from normalign_reproduction.items.tabarena.tasks import LACKING, TASKS
 from normalign_reproduction.spec import Record, Run
 
-RULES = {claim.name: claim.check for claim in CLAIMS}
+RULES = {claim.statement: claim.check for claim in CLAIMS}
 
 
 def record(task, weight, repeat, validation, test, *, partial=False, data="tabarena"):
@@ -313,7 +313,7 @@ def test_an_improvement_far_from_the_papers_is_seen():
 def test_a_printed_task_that_stays_is_seen_and_a_partial_one_cannot_tell():
     check = RULES["The printed tasks choose a weight below one"]
     records = chooses("churn", 1.0) + chooses("SDSS17", 1.0, partial=True)
-    found = {one.cell: one for one in check(records)}
+    found = {one.name: one for one in check(records)}
     assert len(found) == 17
     assert found["Churn"].holds is False
     assert found["SDSS17"].holds is None

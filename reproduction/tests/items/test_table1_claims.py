@@ -6,7 +6,7 @@ from normalign_reproduction.items.table1.claims import CLAIMS
 from normalign_reproduction.items.table1.rows import published_acceleration
 from tests.items.test_table1_rows import record, table
 
-RULES = {claim.name: claim for claim in CLAIMS}
+RULES = {claim.statement: claim for claim in CLAIMS}
 
 
 def verdicts(name, records):
@@ -42,7 +42,7 @@ def test_the_papers_own_numbers_meet_shares_epochs_and_speedups():
 @pytest.mark.parametrize(("factor", "holds"), [(1.3, True), (1.4, False), (0.7, False)])
 def test_a_mean_may_be_off_by_a_third(factor, holds):
     changed = as_published({("parity", "orthograd"): 242 * factor})
-    by_cell = {v.cell: v for v in verdicts("Mean epoch", changed)}
+    by_cell = {v.name: v for v in verdicts("Mean epoch", changed)}
     assert by_cell["Sparse parity, OrthoGrad"].holds is holds
     assert by_cell["XOR, Baseline"].holds
 
@@ -50,9 +50,9 @@ def test_a_mean_may_be_off_by_a_third(factor, holds):
 def test_grokking_where_the_paper_never_does_is_no_agreement():
     records = [r for r in as_published() if r["task"] == "modular"]
     records += [record("orthograd", seed + 10, 500) for seed in range(10)]
-    by_cell = {v.cell: v for v in verdicts("Mean epoch", records)}
+    by_cell = {v.name: v for v in verdicts("Mean epoch", records)}
     assert by_cell["Modular addition, OrthoGrad"].holds is False
-    by_cell = {v.cell: v for v in verdicts("Share of seeds that grok", records)}
+    by_cell = {v.name: v for v in verdicts("Share of seeds that grok", records)}
     assert by_cell["Modular addition, OrthoGrad"].holds is False
 
 

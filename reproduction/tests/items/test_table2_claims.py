@@ -7,7 +7,7 @@ from scipy import stats
 from normalign_reproduction.items.table2.claims import CLAIMS
 from tests.items.tables_by_hand import record, twins
 
-RULES = {claim.name: claim for claim in CLAIMS}
+RULES = {claim.statement: claim for claim in CLAIMS}
 SIGNED = ("RFAM is less accurate", "RFAM is more robust", "RFAM is more aligned",
           "The same without the leak")  # fmt: skip
 
@@ -34,7 +34,7 @@ def test_the_papers_own_numbers_meet_every_rule():
     records = as_published()
     for claim in CLAIMS:
         found = claim.check(records)
-        assert found, claim.name
+        assert found, claim.statement
         assert all(v.holds for v in found), [v for v in found if not v.holds]
     assert len(RULES["The means of Table 2"].check(records)) == 6
 
@@ -49,7 +49,7 @@ def test_to_swap_the_methods_turns_every_verdict(name):
 @pytest.mark.parametrize(("shift", "holds"), [(0.6, True), (0.8, False), (-0.8, False)])
 def test_a_mean_may_be_off_by_so_much(shift, holds):
     cells = {
-        v.cell: v
+        v.name: v
         for v in RULES["The means of Table 2"].check(as_published(shift=shift))
     }
     assert cells["RFAM, test accuracy (%)"].holds is holds
@@ -139,7 +139,7 @@ def test_tables_without_a_rate_are_counted_where_they_are_missed():
         *twins("a", (0.8, 70.0, 0.3), (0.7, 60.0, 0.4)),
         *twins("b", (0.8, [None] * 3, 0.3), (0.7, [None] * 3, 0.4)),
     ]
-    found = {v.cell: v.why for v in RULES["The means of Table 2"].check(records)}
+    found = {v.name: v.why for v in RULES["The means of Table 2"].check(records)}
     assert found["RFM, test accuracy (%)"].endswith("2 tables")
     assert found["RFM, attack success rate (%)"].endswith("1 tables")
 

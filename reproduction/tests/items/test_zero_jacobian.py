@@ -41,7 +41,7 @@ def record(gamma, *, jacobian=(1, 1), offset=(1, 1, 1), right=(0.9, 0.8), seed=0
 
 
 def verdicts(claim, *records):
-    return {verdict.cell: verdict.holds for verdict in claim.check(records)}
+    return {verdict.name: verdict.holds for verdict in claim.check(records)}
 
 
 def test_the_full_size_is_the_papers():

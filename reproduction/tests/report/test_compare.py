@@ -9,7 +9,7 @@ from normalign_reproduction import catalogue
 from normalign_reproduction.claims import command, verdict_word, verdicts
 from normalign_reproduction.commands import compare
 from normalign_reproduction.report.outcome import outcome
-from normalign_reproduction.spec import Claim, Verdict
+from normalign_reproduction.spec import Cell, Claim
 from tests.fakes import fake_items, never, rises, store_of, wrong
 
 ITEMS = {item.name: item for item in fake_items()}
@@ -37,7 +37,7 @@ def run(monkeypatch, *words, items):
 
 def test_each_cell_of_each_claim_has_a_verdict(tmp_path):
     _, made = judged(item_with(rises(), wrong(), never()), tmp_path)
-    assert [claim.name for claim, _ in made] == ["alignment rises"] * 3 + [
+    assert [claim.statement for claim, _ in made] == ["alignment rises"] * 3 + [
         "the rank ends at 0.5", "seconds are the paper's",
     ]  # fmt: skip
     assert [verdict.holds for _, verdict in made] == [True] * 3 + [False, None]
@@ -53,22 +53,22 @@ def test_with_missing_runs_nothing_can_be_told_and_the_command_is_named(tmp_path
 
 def test_a_claim_speaks_only_at_its_sizes_and_presets(tmp_path):
     def check(records):
-        return [Verdict("all", "", "", True)]
+        return [Cell("all", "", "", True)]
 
     only_full = Claim("full", "any", check, sizes=("full",))
     only_text = Claim("text", "any", check, presets=("text",))
     both = Claim("both", "any", check)
     _, made = judged(item_with(only_full, only_text, both, name="table1"), tmp_path)
-    assert [claim.name for claim, _ in made] == ["both"]
+    assert [claim.statement for claim, _ in made] == ["both"]
 
 
 def test_an_item_with_one_preset_is_judged_by_that_one(tmp_path):
     def check(records):
-        return [Verdict("all", "", "", True)]
+        return [Cell("all", "", "", True)]
 
     released = Claim("released", "any", check, presets=("released",))
     _, made = judged(item_with(released), tmp_path, preset="text")
-    assert [claim.name for claim, _ in made] == ["released"]
+    assert [claim.statement for claim, _ in made] == ["released"]
 
 
 def test_the_command_names_what_is_not_usual():

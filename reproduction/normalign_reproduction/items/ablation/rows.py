@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from normalign_reproduction.spec import Record, Records, Row, Verdict
+from normalign_reproduction.spec import Cell, Record, Records, Row
 from normalign_reproduction.statistics import final, group_by, interval
 
 __all__ = [
@@ -147,7 +147,7 @@ _WORDS = {
 
 def beyond_baseline(
     name: str, *, factor: float = 1.0, points: float = 0.0
-) -> Callable[[Records], list[Verdict]]:
+) -> Callable[[Records], list[Cell]]:
     """Return a check that each printed choice is beyond the baseline in a column.
 
     The mean over seeds must be above ``factor`` times the baseline's plus ``points``;
@@ -156,7 +156,7 @@ def beyond_baseline(
     lower = name == "effective_rank"
     sign, word = (-1, "below") if lower else (1, "above")
 
-    def check(records: Records) -> list[Verdict]:
+    def check(records: Records) -> list[Cell]:
         groups = choice_records(records, PRINTED)
         limit = factor * ends(groups.pop("baseline"), name) + points
         found = []
@@ -164,7 +164,7 @@ def beyond_baseline(
             value = ends(group, name)
             whole = math.isfinite(value) and math.isfinite(limit)
             found.append(
-                Verdict(
+                Cell(
                     f"{LABELS[strategy]}, {_WORDS[name]}", f"{word} the baseline",
                     f"{value:.3g}", sign * (value - limit) > 0 if whole else None,
                     f"{value:.4g}, to be {word} {limit:.4g}",
@@ -177,7 +177,7 @@ def beyond_baseline(
 
 def leads(
     choose: Callable[[Records], Choices], *, tolerant: bool
-) -> Callable[[Records], list[Verdict]]:
+) -> Callable[[Records], list[Cell]]:
     """Return a check that output probes come first, in alignment and robust accuracy.
 
     Parameters
@@ -189,7 +189,7 @@ def leads(
         differences, seed by seed.
     """
 
-    def check(records: Records) -> list[Verdict]:
+    def check(records: Records) -> list[Cell]:
         groups = choice_records(records, choose(records))
         return [
             _lead(groups, name, tolerant)
@@ -199,12 +199,12 @@ def leads(
     return check
 
 
-def _lead(groups: dict[str, list[Record]], name: str, tolerant: bool) -> Verdict:
+def _lead(groups: dict[str, list[Record]], name: str, tolerant: bool) -> Cell:
     means = {strategy: ends(group, name) for strategy, group in groups.items()}
     means = {strategy: v for strategy, v in means.items() if math.isfinite(v)}
     cell, paper = f"Final {_WORDS[name]}", f"{LABELS['output']} highest"
     if "output" not in means or len(means) < 2:
-        return Verdict(cell, paper, "", None, "too few strategies reached their end")
+        return Cell(cell, paper, "", None, "too few strategies reached their end")
     rival = max((s for s in means if s != "output"), key=lambda s: means[s])
     first = LABELS[max(means, key=lambda s: means[s])]
     gap, error = _difference(groups[rival], groups["output"], name)
@@ -212,11 +212,11 @@ def _lead(groups: dict[str, list[Record]], name: str, tolerant: bool) -> Verdict
         f"{LABELS['output']} {means['output']:.4g}, {LABELS[rival]} {means[rival]:.4g}"
     )
     if not tolerant or gap < 0:
-        return Verdict(cell, paper, f"{first} highest", gap < 0, why)
+        return Cell(cell, paper, f"{first} highest", gap < 0, why)
     if error is None:
-        return Verdict(cell, paper, f"{first} highest", None, f"{why}; one seed")
+        return Cell(cell, paper, f"{first} highest", None, f"{why}; one seed")
     why = f"{why}; ahead by {gap:.3g}, standard error {error:.3g}"
-    return Verdict(cell, paper, f"{first} highest", gap <= error, why)
+    return Cell(cell, paper, f"{first} highest", gap <= error, why)
 
 
 def _difference(
@@ -233,7 +233,7 @@ def _difference(
     return statistics.fmean(pairs), error
 
 
-def printed_is_selected(records: Records) -> list[Verdict]:
+def printed_is_selected(records: Records) -> list[Cell]:
     """Return, for each strategy, whether our rule selects what the paper printed."""
     ours = select_choices(records)
     groups = group_by(records, "strategy", "n_probes", "weight")
@@ -242,9 +242,7 @@ def printed_is_selected(records: Records) -> list[Verdict]:
         mine, group = ours.get(strategy), groups.get((strategy, *printed))
         if mine is None or group is None:
             why = "too few runs reached their end"
-            found.append(
-                Verdict(LABELS[strategy], spoken_choice(printed), "", None, why)
-            )
+            found.append(Cell(LABELS[strategy], spoken_choice(printed), "", None, why))
             continue
         best = groups[strategy, *mine]
         why = (
@@ -252,7 +250,7 @@ def printed_is_selected(records: Records) -> list[Verdict]:
             f"{ends(group, 'robust_accuracy'):.4g} as printed"
         )
         found.append(
-            Verdict(
+            Cell(
                 LABELS[strategy], spoken_choice(printed), spoken_choice(mine),
                 mine == printed, why,
             )

@@ -9,7 +9,7 @@ from typing import Any
 
 from scipy import stats
 
-from normalign_reproduction.spec import Record, Records, Row, Verdict
+from normalign_reproduction.spec import Cell, Record, Records, Row
 from normalign_reproduction.statistics import drop_none, group_by, mean
 
 __all__ = [
@@ -134,7 +134,7 @@ def capacity_rows(records: Records) -> list[Row]:
     return rows
 
 
-def wider_aligns_more(records: Records) -> list[Verdict]:
+def wider_aligns_more(records: Records) -> list[Cell]:
     """Return for each number of images whether the widest network aligns most."""
     verdicts = []
     for weights in WEIGHTS:
@@ -146,24 +146,24 @@ def wider_aligns_more(records: Records) -> list[Verdict]:
         for n_train in by_size(records):
             cell, paper = f"{n_train} images, {weights} weights", "the wider more"
             if not (n_train in found[narrow] and n_train in found[wide]):
-                verdicts.append(Verdict(cell, paper, "a network lacks", None))
+                verdicts.append(Cell(cell, paper, "a network lacks", None))
                 continue
             less, more = found[narrow][n_train], found[wide][n_train]
             why = f"{network_title(wide)} {more - less:+.3f} over "
             why += f"{network_title(narrow)}, above 0; {seeds_of(records)}"
             ours = f"{less:.3f} and {more:.3f}"
-            verdicts.append(Verdict(cell, paper, ours, more > less, why))
+            verdicts.append(Cell(cell, paper, ours, more > less, why))
     return verdicts
 
 
-def falls_with_images(records: Records) -> list[Verdict]:
+def falls_with_images(records: Records) -> list[Cell]:
     """Return for each network whether alignment falls as its images become more."""
     verdicts = []
     for weights in WEIGHTS:
         for network, found in means(records, "normal_alignment", weights).items():
             cell = f"{network_title(network)}, {weights} weights"
             if len(found) < 3:
-                verdicts.append(Verdict(cell, "falls", "too few sizes", None))
+                verdicts.append(Cell(cell, "falls", "too few sizes", None))
                 continue
             sizes, values = list(found), list(found.values())
             rank = rank_correlation(sizes, values)
@@ -172,5 +172,5 @@ def falls_with_images(records: Records) -> list[Verdict]:
             why += f"{values[-1] - values[0]:+.3f} from the fewest to the most; "
             why += seeds_of(records)
             ours = f"{values[0]:.3f} to {values[-1]:.3f}"
-            verdicts.append(Verdict(cell, "falls", ours, holds, why))
+            verdicts.append(Cell(cell, "falls", ours, holds, why))
     return verdicts

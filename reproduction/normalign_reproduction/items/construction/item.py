@@ -19,12 +19,12 @@ from itertools import pairwise
 
 from normalign_reproduction.items.construction.drawing import ConstructionFigure
 from normalign_reproduction.spec import (
+    Cell,
     Claim,
     Figure,
     Item,
     Records,
     Size,
-    Verdict,
     cross,
 )
 from normalign_reproduction.statistics import group_by
@@ -35,7 +35,7 @@ __all__ = ["ITEM"]
 NEAR = 1e-9
 
 
-def alignment_verdicts(records: Records) -> list[Verdict]:
+def alignment_verdicts(records: Records) -> list[Cell]:
     """Say for each number of points whether all are aligned and of rank one."""
     verdicts = []
     for (n,), group in sorted(group_by(records, "n_points").items()):
@@ -45,7 +45,7 @@ def alignment_verdicts(records: Records) -> list[Verdict]:
         holds = least >= 1 - NEAR and most <= 1 + NEAR and error <= NEAR
         why = f"least alignment {least:.10g}, greatest rank {most:.10g}, output off by "
         why += f"{error:.1g} or less, in {len(group)} samples"
-        verdicts.append(Verdict(f"{n} points", "aligned", f"{least:.8g}", holds, why))
+        verdicts.append(Cell(f"{n} points", "aligned", f"{least:.8g}", holds, why))
     return verdicts
 
 
@@ -57,10 +57,10 @@ def medians(records: Records) -> dict[int, float]:
     }
 
 
-def denser(records: Records) -> list[Verdict]:
+def denser(records: Records) -> list[Cell]:
     """Say whether each larger sample needs larger weights, by a factor of two."""
     return [
-        Verdict(
+        Cell(
             f"{few} to {many} points", "grows", f"{low:.3g} to {high:.3g}",
             high >= 2 * low, f"{high / low:.3g} times as large, at least 2 times",
         )

@@ -15,7 +15,7 @@ from normalign_reproduction.items.capacity.rows import (
     reach,
     seeds_of,
 )
-from normalign_reproduction.spec import Record, Records, Row, Verdict
+from normalign_reproduction.spec import Cell, Record, Records, Row
 from normalign_reproduction.statistics import drop_none, mean
 
 __all__ = [
@@ -88,7 +88,7 @@ def layer_rows(records: Records) -> list[Row]:
     return rows
 
 
-def rises_with_depth(records: Records) -> list[Verdict]:
+def rises_with_depth(records: Records) -> list[Cell]:
     """Return for each network whether centroid alignment rises with depth."""
     verdicts = []
     for network, group in by_network(records).items():
@@ -97,7 +97,7 @@ def rises_with_depth(records: Records) -> list[Verdict]:
             cell = f"{network_title(network)}, {VIEWS[view]}"
             # A profile with a gap would be judged by other stages than it says.
             if len(values) < max(3, len(group[0]["places"])):
-                verdicts.append(Verdict(cell, "rises", "too few stages", None))
+                verdicts.append(Cell(cell, "rises", "too few stages", None))
                 continue
             rank = rank_correlation(range(len(values)), values)
             holds = rank >= LEAST_CORRELATION and values[-1] > values[0]
@@ -105,11 +105,11 @@ def rises_with_depth(records: Records) -> list[Verdict]:
             why += f"{values[-1] - values[0]:+.3f} from the first stage to the last; "
             why += seeds_of(group)
             ours = ", ".join(f"{one:.3f}" for one in values)
-            verdicts.append(Verdict(cell, "rises", ours, holds, why))
+            verdicts.append(Cell(cell, "rises", ours, holds, why))
     return verdicts
 
 
-def due_to_training(records: Records) -> list[Verdict]:
+def due_to_training(records: Records) -> list[Cell]:
     """Return for each network whether training has raised the rise with depth."""
     verdicts = []
     for network, group in by_network(records).items():
@@ -118,15 +118,13 @@ def due_to_training(records: Records) -> list[Verdict]:
         )
         whole = len(group[0]["places"])
         if len(after) < 2 or not len(after) == len(before) == whole:
-            verdicts.append(
-                Verdict(network_title(network), "", "a network lacks", None)
-            )
+            verdicts.append(Cell(network_title(network), "", "a network lacks", None))
             continue
         risen, start = after[-1] - after[0], before[-1] - before[0]
         why = f"a rise of {risen:.3f} from the first stage to the last, above 0 and "
         why += f"above the {start:.3f} of the untrained network; {seeds_of(group)}"
         ours = f"{risen:+.3f} after {start:+.3f}"
         verdicts.append(
-            Verdict(network_title(network), "", ours, risen > max(start, 0.0), why)
+            Cell(network_title(network), "", ours, risen > max(start, 0.0), why)
         )
     return verdicts

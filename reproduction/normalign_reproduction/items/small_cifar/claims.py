@@ -16,7 +16,7 @@ from normalign_reproduction.items.small_cifar.rows import (
     difference,
     ratio,
 )
-from normalign_reproduction.spec import Claim, Records, Verdict
+from normalign_reproduction.spec import Cell, Claim, Records
 
 __all__ = ["CLAIMS"]
 
@@ -25,7 +25,7 @@ _NO_PAIR = "no size has both methods"
 _FULL = ("full",)  # the quick size is too small for an answer
 
 
-def _raises(name: str) -> Callable[[Records], list[Verdict]]:
+def _raises(name: str) -> Callable[[Records], list[Cell]]:
     """Return the rule that GrokAlign raises a quantity over its control."""
     quantity = QUANTITIES[name]
 
@@ -39,7 +39,7 @@ def _raises(name: str) -> Callable[[Records], list[Verdict]]:
     return _each_choice(CONTROL, name, judge)
 
 
-def _reaches(name: str) -> Callable[[Records], list[Verdict]]:
+def _reaches(name: str) -> Callable[[Records], list[Cell]]:
     """Return the rule that GrokAlign is not behind PGD training by more than a bit."""
     quantity = QUANTITIES[name]
 
@@ -58,39 +58,39 @@ def _each_choice(
     reference: str,
     name: str,
     judge: Callable[[Difference], tuple[bool | None, str]],
-) -> Callable[[Records], list[Verdict]]:
+) -> Callable[[Records], list[Cell]]:
     quantity = QUANTITIES[name]
 
-    def check(records: Records) -> list[Verdict]:
+    def check(records: Records) -> list[Cell]:
         verdicts = []
         for by in CHOICES:
             cell = f"{quantity.title}, weight chosen by {by}"
             found = difference(records, "grokalign", reference, name, by=by)
             if found.mean is None:
-                verdicts.append(Verdict(cell, _SILENT, "-", None, _NO_PAIR))
+                verdicts.append(Cell(cell, _SILENT, "-", None, _NO_PAIR))
                 continue
             holds, rule = judge(found)
             ours = _format(found, quantity.form)
-            verdicts.append(Verdict(cell, _SILENT, ours, holds, _why(found, rule)))
+            verdicts.append(Cell(cell, _SILENT, ours, holds, _why(found, rule)))
         return verdicts
 
     return check
 
 
-def _cheaper(records: Records) -> list[Verdict]:
+def _cheaper(records: Records) -> list[Cell]:
     """Say whether GrokAlign costs less than PGD training, once and with its tuning."""
     verdicts = []
     for cell, tuning in (("one training each", False), ("with all of its grid", True)):
         found = ratio(records, "grokalign", "pgd", tuning=tuning)
         if found.mean is None:
-            verdicts.append(Verdict(cell, _SILENT, "-", None, _NO_PAIR))
+            verdicts.append(Cell(cell, _SILENT, "-", None, _NO_PAIR))
             continue
         holds = None
         if found.interval is not None:
             low, high = found.interval
             holds = True if high < 0 else False if low > 0 else None
         rule = "below 1 asked; all above is a no"
-        verdicts.append(Verdict(cell, _SILENT, _times(found), holds, _why(found, rule)))
+        verdicts.append(Cell(cell, _SILENT, _times(found), holds, _why(found, rule)))
     return verdicts
 
 
@@ -124,7 +124,7 @@ def _rise(name: str, words: str) -> Claim:
         f"Does GrokAlign raise {words} over its control?",
         "The 95 % interval of the paired difference, mean over sizes, lies above 0; "
         f"if not, and all of it is below {worth}, it does not.",
-        _raises(name), _FULL,
+        _raises(name), sizes=_FULL,
     )  # fmt: skip
 
 
@@ -138,12 +138,12 @@ CLAIMS = (
         "The 95 % interval of the paired difference, mean over sizes, lies above "
         f"{-QUANTITIES['robust_accuracy'].worth:g} points; it does not if all of it "
         "lies below.",
-        _reaches("robust_accuracy"), _FULL,
+        _reaches("robust_accuracy"), sizes=_FULL,
     ),
     Claim(
         "Does GrokAlign cost less time than PGD training?",
         "The 95 % interval of the ratio of the seconds, geometric mean over sizes, "
         "lies below 1; it does not if all of it lies above.",
-        _cheaper, _FULL,
+        _cheaper, sizes=_FULL,
     ),
 )  # fmt: skip

@@ -29,12 +29,12 @@ from scipy import stats
 
 from normalign_reproduction.report.panels import Panel, Panels
 from normalign_reproduction.spec import (
+    Cell,
     Claim,
     Figure,
     Item,
     Records,
     Size,
-    Verdict,
     cross,
 )
 from normalign_reproduction.statistics import final, group_by
@@ -52,11 +52,11 @@ def ends(records: Records) -> dict[float, float]:
     }
 
 
-def falls(records: Records) -> list[Verdict]:
+def falls(records: Records) -> list[Cell]:
     """Return whether alignment falls over all strengths, and by how much."""
     found = ends(records)
     if len(found) < 3:
-        return [Verdict("all strengths", "falls", "too few strengths", None)]
+        return [Cell("all strengths", "falls", "too few strengths", None)]
     strengths, values = list(found), list(found.values())
     even = min(values) == max(values)  # no order at all
     ranks = (stats.rankdata(each).tolist() for each in (strengths, values))
@@ -66,7 +66,7 @@ def falls(records: Records) -> list[Verdict]:
     why += f"a fall by {100 * fall:.0f} %, at least {100 * LEAST_FALL:.0f} %"
     holds = rank <= MOST_CORRELATION and fall >= LEAST_FALL
     ours = f"{values[0]:.3g} to {values[-1]:.3g}"
-    return [Verdict("all strengths", "falls", ours, holds, why)]
+    return [Cell("all strengths", "falls", ours, holds, why)]
 
 
 ITEM = Item(

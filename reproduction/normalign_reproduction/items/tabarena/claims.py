@@ -21,7 +21,7 @@ from normalign_reproduction.items.tabarena.rows import (
 )
 from normalign_reproduction.items.tabarena.tasks import LACKING
 from normalign_reproduction.items.table1.rows import welch_p
-from normalign_reproduction.spec import Claim, Records, Verdict
+from normalign_reproduction.spec import Cell, Claim, Records
 from normalign_reproduction.statistics import interval, student_p
 
 __all__ = ["CLAIMS"]
@@ -34,7 +34,7 @@ def _below(found: list[TaskErrors]) -> list[TaskErrors]:
     return [one for one in found if one.chosen() != RFM]
 
 
-def _third(records: Records) -> list[Verdict]:
+def _third(records: Records) -> list[Cell]:
     found = task_errors(records)
     k, n = len(_below(found)), len(found)
     theirs, all_theirs = len(published_tasks()), sum(PUBLISHED_COUNTS.values())
@@ -46,7 +46,7 @@ def _third(records: Records) -> list[Verdict]:
     printed = f"{theirs} of {all_theirs}, {100 * theirs / all_theirs:.0f} %"
     shown = f"{k} of {n}{_within(share_interval(k, n), 0)}"
     return [
-        Verdict(
+        Cell(
             "Tasks that choose a weight below one", printed, shown,
             p >= SURE if n >= FEWEST else None, why,
         )
@@ -61,7 +61,7 @@ def _within(ends: tuple[float, float] | None, digits: int) -> str:
     return f", 95 % interval {low} to {high} %"
 
 
-def _order(records: Records) -> list[Verdict]:
+def _order(records: Records) -> list[Cell]:
     chosen = [one.chosen() for one in task_errors(records)]
     counts = {weight: chosen.count(weight) for weight in PUBLISHED_COUNTS}
     first, second = list(PUBLISHED_COUNTS)[:2]
@@ -74,10 +74,10 @@ def _order(records: Records) -> list[Verdict]:
     )
     why = f"{first:g} is to be chosen most often, then {second:g}, none as often as it"
     enough = holds if len(chosen) >= FEWEST else None
-    return [Verdict("Tasks by chosen weight", printed, shown, enough, why)]
+    return [Cell("Tasks by chosen weight", printed, shown, enough, why)]
 
 
-def _size(records: Records) -> list[Verdict]:
+def _size(records: Records) -> list[Cell]:
     below = _below(task_errors(records))
     # Whoever chose a weight below one had an error to gain from.
     ours = [statistics.fmean(one.gains(one.validation, one.chosen())) for one in below]
@@ -89,10 +89,10 @@ def _size(records: Records) -> list[Verdict]:
         shown = f"{statistics.fmean(ours):.2f} %{_within(interval(ours), 2)}"
     holds = None if p is None or len(ours) < FEWEST else p >= SURE
     cell = "Mean gain in validation error"
-    return [Verdict(cell, f"{PUBLISHED_MEAN:g} %", shown, holds, why)]
+    return [Cell(cell, f"{PUBLISHED_MEAN:g} %", shown, holds, why)]
 
 
-def _printed_tasks(records: Records) -> list[Verdict]:
+def _printed_tasks(records: Records) -> list[Cell]:
     """A verdict for each task that the paper prints; none where data are partial."""
     found, verdicts = {one.task: one for one in task_errors(records)}, []
     for task, printed in published_tasks().items():
@@ -101,7 +101,7 @@ def _printed_tasks(records: Records) -> list[Verdict]:
         if one is None:
             lacking = task in LACKING
             why = "its data were not at hand" if lacking else "it has no results here"
-            verdicts.append(Verdict(printed["title"], theirs, "-", None, why))
+            verdicts.append(Cell(printed["title"], theirs, "-", None, why))
             continue
         weight = one.chosen()
         gained = statistics.fmean(one.gains(one.validation, weight) or [0.0])
@@ -110,11 +110,11 @@ def _printed_tasks(records: Records) -> list[Verdict]:
         holds: bool | None = weight != RFM
         if one.partial:
             holds, why = None, f"its data are partial; {why}"
-        verdicts.append(Verdict(printed["title"], theirs, f"{weight:g}", holds, why))
+        verdicts.append(Cell(printed["title"], theirs, f"{weight:g}", holds, why))
     return verdicts
 
 
-def _carries_over(records: Records) -> list[Verdict]:
+def _carries_over(records: Records) -> list[Cell]:
     found = task_errors(records)
     validated, tested = (
         [
@@ -126,16 +126,14 @@ def _carries_over(records: Records) -> list[Verdict]:
     )
     if len(tested) < FEWEST:
         why = f"{len(tested)} tasks choose a weight below one, {FEWEST} needed"
-        return [Verdict("Mean gain in test error", "-", "-", None, why)]
+        return [Cell("Mean gain in test error", "-", "-", None, why)]
     p = student_p(tested, direction="greater")
     average = statistics.fmean(tested)
     holds = p is not None and p < SURE and average > 0
     words = "no variance" if p is None else f"p = {p:.2g}, less than {SURE:g} asked"
     why = f"one-sided t-test over {len(tested)} tasks: {words}; the same choices gain "
     why += f"{statistics.fmean(validated):.2f} % in validation error"
-    return [
-        Verdict("Mean gain in test error", "above 0", f"{average:.2f} %", holds, why)
-    ]
+    return [Cell("Mean gain in test error", "above 0", f"{average:.2f} %", holds, why)]
 
 
 FULL = ("full",)
@@ -144,23 +142,23 @@ CLAIMS = (
         "Weights below one improve a third of the tasks",
         "The share of tasks that choose one does not differ from 17 of 51 at the "
         "5 % level.",
-        _third, FULL,
+        _third, sizes=FULL,
     ),
     Claim(
         "Most tasks stay with an RFM, and 0.1 is next",
         "1 is chosen more often than any other, 0.1 more often than what is left.",
-        _order, FULL,
+        _order, sizes=FULL,
     ),
     Claim(
         "The improvement is 5.27 % on average",
         "The mean gain in validation error, over tasks that choose a weight below "
         "one, does not differ from the printed ones' at the 5 % level.",
-        _size, FULL,
+        _size, sizes=FULL,
     ),
     Claim(
         "The printed tasks choose a weight below one",
         "So does ours, by the mean validation error over the draws.",
-        _printed_tasks, FULL,
+        _printed_tasks, sizes=FULL,
     ),
     Claim(
         "The improvements carry over to test rows",

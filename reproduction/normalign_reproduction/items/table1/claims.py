@@ -10,7 +10,7 @@ from normalign_reproduction.items.table1.rows import (
     acceleration_rows,
     epochs_by_seed,
 )
-from normalign_reproduction.spec import Claim, Records, Verdict
+from normalign_reproduction.spec import Cell, Claim, Records
 
 __all__ = ["CLAIMS"]
 
@@ -28,7 +28,7 @@ def _cell(row: dict[str, Any]) -> str:
     return f"{TASK_TITLES[row['task']]}, {METHOD_TITLES[row['method']]}"
 
 
-def _sooner(records: Records) -> list[Verdict]:
+def _sooner(records: Records) -> list[Cell]:
     """GrokAlign needs fewer epochs than each method that groks in most of its seeds."""
     verdicts = []
     results = epochs_by_seed(records)
@@ -44,7 +44,7 @@ def _sooner(records: Records) -> list[Verdict]:
         cell = f"{TASK_TITLES[task]}, GrokAlign first"
         if ours is None or "baseline" not in methods:
             why = "GrokAlign or the baseline was not run"
-            verdicts.append(Verdict(cell, "first", "-", None, why))
+            verdicts.append(Cell(cell, "first", "-", None, why))
             continue
         epochs, share = ours["epochs"], ours["share"] or 0.0
         compared = ", ".join(f"{METHOD_TITLES[m]} {e:.0f}" for m, e in others.items())
@@ -56,42 +56,42 @@ def _sooner(records: Records) -> list[Verdict]:
         if share > 0.5 and lucky:
             holds, why = None, f"{why}; what is sooner groks in half of its seeds only"
         shown = "not grokked" if epochs is None else f"{epochs:.0f} epochs"
-        verdicts.append(Verdict(cell, "first", shown, holds, why))
+        verdicts.append(Cell(cell, "first", shown, holds, why))
     return verdicts
 
 
-def _shares(records: Records) -> list[Verdict]:
+def _shares(records: Records) -> list[Cell]:
     verdicts = []
     for row in _rows(records, printed=True):
         theirs, ours = row["published_share"], row["share"]
         close = ours is not None and abs(ours - theirs) <= SHARE + 1e-9
         verdicts.append(
-            Verdict(_cell(row), f"{theirs:.0%}", f"{ours:.0%}", close, "share grokked")
+            Cell(_cell(row), f"{theirs:.0%}", f"{ours:.0%}", close, "share grokked")
         )
     return verdicts
 
 
-def _epochs(records: Records) -> list[Verdict]:
+def _epochs(records: Records) -> list[Cell]:
     verdicts = []
     for row in _rows(records, printed=True):
         theirs, ours = row["published_epochs"], row["epochs"]
         if theirs is None and ours is None:
-            both = Verdict(_cell(row), "never", "never", True, "no seed groks")
+            both = Cell(_cell(row), "never", "never", True, "no seed groks")
             verdicts.append(both)
             continue
         if theirs is None or ours is None:
             one, other = (f"{e:.0f}" if e else "never" for e in (theirs, ours))
             why = "only one of the two has a seed that groks"
-            verdicts.append(Verdict(_cell(row), one, other, False, why))
+            verdicts.append(Cell(_cell(row), one, other, False, why))
             continue
         ratio = ours / theirs
         why = f"ratio of means {ratio:.2f}, {row['n_grokked']} seeds"
         holds = LOW <= ratio <= HIGH
-        verdicts.append(Verdict(_cell(row), f"{theirs:.0f}", f"{ours:.0f}", holds, why))
+        verdicts.append(Cell(_cell(row), f"{theirs:.0f}", f"{ours:.0f}", holds, why))
     return verdicts
 
 
-def _speedups(records: Records) -> list[Verdict]:
+def _speedups(records: Records) -> list[Cell]:
     verdicts = []
     for row in _rows(records, printed=True):
         theirs, ours = row["published_speedup"], row["speedup"]
@@ -100,11 +100,11 @@ def _speedups(records: Records) -> list[Verdict]:
         holds = ours is not None and LOW <= ours / theirs <= HIGH
         shown = "-" if ours is None else f"{ours:.2f}"
         why = "" if ours is None else f"ratio {ours / theirs:.2f}"
-        verdicts.append(Verdict(_cell(row), f"{theirs:.2f}", shown, holds, why))
+        verdicts.append(Cell(_cell(row), f"{theirs:.2f}", shown, holds, why))
     return verdicts
 
 
-def _significance(records: Records) -> list[Verdict]:
+def _significance(records: Records) -> list[Cell]:
     verdicts = []
     for row in _rows(records, printed=True):
         theirs, paired, welch = row["published_p"], row["p_paired"], row["p_welch"]
@@ -115,7 +115,7 @@ def _significance(records: Records) -> list[Verdict]:
         why = "too few seeds grok for a test"
         if welch is not None:
             why = f"Welch; paired {'-' if paired is None else f'{paired:.2g}'}"
-        verdicts.append(Verdict(_cell(row), f"{theirs:.2g}", shown, holds, why))
+        verdicts.append(Cell(_cell(row), f"{theirs:.2g}", shown, holds, why))
     return verdicts
 
 

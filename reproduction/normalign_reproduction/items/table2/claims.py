@@ -15,7 +15,7 @@ from normalign_reproduction.items.table2.rows import (
     mean_rows,
     published_changes,
 )
-from normalign_reproduction.spec import Claim, Records, Verdict
+from normalign_reproduction.spec import Cell, Claim, Records
 from normalign_reproduction.statistics import (
     bootstrap_interval,
     drop_none,
@@ -40,7 +40,7 @@ _WORDS = {"less": "lower", "greater": "higher"}
 ENOUGH = 20  # tables for a test, or for a mean to be believed without its interval
 
 
-def _near(records: Records) -> list[Verdict]:
+def _near(records: Records) -> list[Cell]:
     """Each mean of Table 2 is close to the paper's."""
     verdicts = []
     for row in mean_rows(records):
@@ -51,7 +51,7 @@ def _near(records: Records) -> list[Verdict]:
             form, cell = _FORMS[name], f"{row['method']}, {_TITLES[name]}"
             if ours is None:
                 why = "not defined on any table"
-                verdicts.append(Verdict(cell, form.format(theirs), "-", None, why))
+                verdicts.append(Cell(cell, form.format(theirs), "-", None, why))
                 continue
             # A hair of slack: the paper's numbers are decimals, ours are binary.
             holds = abs(ours - theirs) <= near + 1e-9
@@ -59,12 +59,12 @@ def _near(records: Records) -> list[Verdict]:
             missing = row["n_undefined"] if name == "asr_1" else 0
             why += f"{row['n_tables'] - missing} tables"
             verdicts.append(
-                Verdict(cell, form.format(theirs), form.format(ours), holds, why)
+                Cell(cell, form.format(theirs), form.format(ours), holds, why)
             )
     return verdicts
 
 
-def _same_sign(records: Records, metric: Metric, protocol: str) -> Verdict:
+def _same_sign(records: Records, metric: Metric, protocol: str) -> Cell:
     """Say whether the mean change has the sign that the paper's has."""
     found, word = _FOUND[metric], _WORDS[_FOUND[metric]]
     cell = f"{metric.title}, {protocol}: {word}"
@@ -73,7 +73,7 @@ def _same_sign(records: Records, metric: Metric, protocol: str) -> Verdict:
     printed = _published_text(metric, protocol) if is_papers(records) else word
     if middle is None:
         why = "no table has both methods"
-        return Verdict(cell, printed, "-", None, why)
+        return Cell(cell, printed, "-", None, why)
     holds: bool | None = middle < 0 if found == "less" else middle > 0
     why = f"mean change over {len(known)} tables"
     if reach is not None:
@@ -81,12 +81,10 @@ def _same_sign(records: Records, metric: Metric, protocol: str) -> Verdict:
         why += f", 95 % interval {ends}"
     if len(known) < ENOUGH and (reach is None or reach[0] <= 0 <= reach[1]):
         holds, why = None, f"{why}: too few tables to tell"
-    return Verdict(cell, printed, _format(metric, middle), holds, why)
+    return Cell(cell, printed, _format(metric, middle), holds, why)
 
 
-def _surely(
-    records: Records, metric: Metric, protocol: str, *, level: float
-) -> Verdict:
+def _surely(records: Records, metric: Metric, protocol: str, *, level: float) -> Cell:
     """Say whether the paper's one-sided test finds the change that the paper finds.
 
     It is the paired t-test of the raw values of both methods: so the authors' released
@@ -112,8 +110,8 @@ def _surely(
             why += "" if changed is None else f"; t-test of the changes: {changed:.2g}"
         why += f"; Wilcoxon's test of the changes: {ranks:.2g}"
     if p is None or len(raw) < ENOUGH:
-        return Verdict(cell, f"p < {level:g}", shown, None, f"{why}: too few to tell")
-    return Verdict(cell, f"p < {level:g}", shown, p < level, why)
+        return Cell(cell, f"p < {level:g}", shown, None, f"{why}: too few to tell")
+    return Cell(cell, f"p < {level:g}", shown, p < level, why)
 
 
 def _published_text(metric: Metric, protocol: str) -> str:
@@ -128,14 +126,14 @@ def _format(metric: Metric, value: float) -> str:
     return f"{metric.form.format(value)} {metric.unit}"
 
 
-def _accuracy(records: Records) -> list[Verdict]:
+def _accuracy(records: Records) -> list[Cell]:
     return [
         _same_sign(records, ACCURACY, "released"),
         _surely(records, ACCURACY, "released", level=0.01),
     ]
 
 
-def _attack(records: Records) -> list[Verdict]:
+def _attack(records: Records) -> list[Cell]:
     return [
         _same_sign(records, ATTACK, "released"),
         _surely(records, ATTACK, "released", level=0.05),
@@ -143,14 +141,14 @@ def _attack(records: Records) -> list[Verdict]:
     ]
 
 
-def _alignment(records: Records) -> list[Verdict]:
+def _alignment(records: Records) -> list[Cell]:
     return [
         _same_sign(records, ALIGNMENT, "released"),
         _surely(records, ALIGNMENT, "released", level=0.01),
     ]
 
 
-def _leak_free(records: Records) -> list[Verdict]:
+def _leak_free(records: Records) -> list[Cell]:
     return [
         *(_same_sign(records, m, "leak-free") for m in (ACCURACY, ALIGNMENT, ATTACK)),
         _surely(records, ATTACK, "leak-free", level=0.05),
@@ -158,7 +156,7 @@ def _leak_free(records: Records) -> list[Verdict]:
     ]
 
 
-def _strong(records: Records) -> list[Verdict]:
+def _strong(records: Records) -> list[Cell]:
     return [
         verdict
         for protocol in PROTOCOLS

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from scipy import stats
 
-from normalign_reproduction.spec import Record, Records, Verdict
+from normalign_reproduction.spec import Cell, Record, Records
 from normalign_reproduction.statistics import column, final
 
 __all__ = [
@@ -16,7 +16,7 @@ __all__ = [
     "memorisation_epoch", "rank_correlation", "rises_since_memorised",
 ]  # fmt: skip
 
-Check = Callable[[Records], list[Verdict]]
+Check = Callable[[Records], list[Cell]]
 
 # The paper's criterion for modular addition, on the training and the test set.
 LEAST = 0.99
@@ -62,19 +62,19 @@ def generalises_late(*, least_ratio: float, least_end: float) -> Check:
     It must pass 99 % on both sets, and end at ``least_end`` or above on the test set.
     """
 
-    def judge(record: Record) -> Verdict:
+    def judge(record: Record) -> Cell:
         early, late = memorisation_epoch(record), generalisation_epoch(record)
         cell, end = f"seed {record.run.seed}", final(record, "test_accuracy")
         if early is None or late is None:
             why = f"99 % was not passed on both sets; test accuracy ends at {end:.3g}"
-            return Verdict(cell, "generalises late", f"{end:.3g}", False, why)
+            return Cell(cell, "generalises late", f"{end:.3g}", False, why)
         ratio = late / max(early, 1)
         why = f"epoch {late:g} against {early:g}, {ratio:.3g} times, at least "
         why += f"{least_ratio:g}; test accuracy ends at {end:.4g}, at least {least_end}"
         holds = ratio >= least_ratio and end >= least_end
-        return Verdict(cell, "generalises late", f"{ratio:.3g} times", holds, why)
+        return Cell(cell, "generalises late", f"{ratio:.3g} times", holds, why)
 
-    def check(records: Records) -> list[Verdict]:
+    def check(records: Records) -> list[Cell]:
         return [judge(r) for r in sorted(records, key=lambda r: r.run.seed)]
 
     return check
@@ -86,7 +86,7 @@ def rises_since_memorised(name: str, *, least: float) -> Check:
     By ``least`` or more, in the mean over the seeds that memorised.
     """
 
-    def check(records: Records) -> list[Verdict]:
+    def check(records: Records) -> list[Cell]:
         pairs = [
             (column(record, name)[rows[0]], final(record, name))
             for record in records
@@ -94,12 +94,12 @@ def rises_since_memorised(name: str, *, least: float) -> Check:
         ]
         if 2 * len(pairs) <= len(records):
             why = f"{len(pairs)} of {len(records)} seeds memorised"
-            return [Verdict("all seeds", "rises", "-", None, why)]
+            return [Cell("all seeds", "rises", "-", None, why)]
         start, end = (statistics.fmean(values) for values in zip(*pairs, strict=True))
         why = f"a rise of {end - start:.3g} since memorisation, at least {least:g}; "
         why += f"{len(pairs)} of {len(records)} seeds"
         ours = f"{start:.3g} to {end:.3g}"
-        return [Verdict("all seeds", "rises", ours, end - start >= least, why)]
+        return [Cell("all seeds", "rises", ours, end - start >= least, why)]
 
     return check
 
@@ -111,17 +111,17 @@ def correlates_with_test(name: str, *, least: float) -> Check:
     in the mean over seeds.
     """
 
-    def check(records: Records) -> list[Verdict]:
+    def check(records: Records) -> list[Cell]:
         found = [rank_correlation(record, name, "test_accuracy") for record in records]
         found = [value for value in found if math.isfinite(value)]
         if 2 * len(found) <= len(records):
             why = f"{len(found)} of {len(records)} seeds have five rows or more"
-            return [Verdict("all seeds", "correlates", "-", None, why)]
+            return [Cell("all seeds", "correlates", "-", None, why)]
         middle = statistics.fmean(found)
         why = f"mean correlation {middle:.2g}, at least {least:g}; by seed: "
         why += ", ".join(f"{value:.2g}" for value in found)
         ours = f"{middle:.2g}"
-        return [Verdict("all seeds", "correlates", ours, middle >= least, why)]
+        return [Cell("all seeds", "correlates", ours, middle >= least, why)]
 
     return check
 

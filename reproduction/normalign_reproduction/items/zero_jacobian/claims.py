@@ -6,7 +6,7 @@ import math
 import statistics
 
 from normalign_reproduction.claims import start_and_end
-from normalign_reproduction.spec import Record, Records, Verdict
+from normalign_reproduction.spec import Cell, Record, Records
 from normalign_reproduction.statistics import column, group_by
 
 __all__ = ["degrades", "grows", "settles", "vanishes"]
@@ -21,7 +21,7 @@ def gammas(records: Records) -> dict[float, list[Record]]:
     return {g: group for (g,), group in sorted(group_by(records, "gamma").items())}
 
 
-def grows(records: Records) -> list[Verdict]:
+def grows(records: Records) -> list[Cell]:
     """Return for each small weight whether the Jacobians grow."""
     verdicts = []
     for gamma, group in gammas(records).items():
@@ -29,11 +29,11 @@ def grows(records: Records) -> list[Verdict]:
             start, end = start_and_end(group, "jacobian_norm")
             why = f"{end / start:.3g} times its start, at least {LEAST_GROWTH:g}"
             holds, ours = end >= LEAST_GROWTH * start, f"{start:.3g} to {end:.3g}"
-            verdicts.append(Verdict(f"gamma = {gamma:g}", "rises", ours, holds, why))
+            verdicts.append(Cell(f"gamma = {gamma:g}", "rises", ours, holds, why))
     return verdicts
 
 
-def vanishes(records: Records) -> list[Verdict]:
+def vanishes(records: Records) -> list[Cell]:
     """Return for each large weight whether the Jacobians go to zero."""
     verdicts = []
     for gamma, group in gammas(records).items():
@@ -41,11 +41,11 @@ def vanishes(records: Records) -> list[Verdict]:
             start, end = start_and_end(group, "jacobian_norm")
             why = f"{end / start:.2g} of its start left, at most {MOST_LEFT:g}"
             holds, ours = end <= MOST_LEFT * start, f"{start:.3g} to {end:.3g}"
-            verdicts.append(Verdict(f"gamma = {gamma:g}", "zero", ours, holds, why))
+            verdicts.append(Cell(f"gamma = {gamma:g}", "zero", ours, holds, why))
     return verdicts
 
 
-def degrades(records: Records) -> list[Verdict]:
+def degrades(records: Records) -> list[Cell]:
     """Return for each large weight whether accuracy is a fraction of that without."""
     groups, verdicts = gammas(records), []
     if 0 not in groups:
@@ -58,11 +58,11 @@ def degrades(records: Records) -> list[Verdict]:
             why = f"{100 * end:.0f} % beside {100 * free:.0f} % at gamma = 0, "
             why += f"at most {MOST_ACCURACY:g} of it"
             holds, ours = end <= MOST_ACCURACY * free, f"{100 * end:.0f} %"
-            verdicts.append(Verdict(cell, "degrades", ours, holds, why))
+            verdicts.append(Cell(cell, "degrades", ours, holds, why))
     return verdicts
 
 
-def settles(records: Records) -> list[Verdict]:
+def settles(records: Records) -> list[Cell]:
     """Return for each weight whether the offset hardly moves any more at the end."""
     verdicts = []
     for gamma, group in gammas(records).items():
@@ -71,9 +71,7 @@ def settles(records: Records) -> list[Verdict]:
         why = f"a change by {100 * drift:.0f} % in the last fifth, "
         why += f"at most {100 * MOST_DRIFT:.0f} %"
         holds = math.isfinite(end) and drift <= MOST_DRIFT
-        verdicts.append(
-            Verdict(f"gamma = {gamma:g}", "bounded", f"{end:.3g}", holds, why)
-        )
+        verdicts.append(Cell(f"gamma = {gamma:g}", "bounded", f"{end:.3g}", holds, why))
     return verdicts
 
 
