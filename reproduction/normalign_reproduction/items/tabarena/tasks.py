@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from normalign_reproduction._errors import require
-from normalign_reproduction.data import load_tabarena, tabarena_facts
-from normalign_reproduction.data.tabarena import METRICS
+from normalign_reproduction.data import METRICS, load_tabarena, tabarena_facts
 
 __all__ = [
     "BUNDLED", "HELD_ROWS", "LACKING", "TASKS", "TabArenaTask", "TaskFacts",
