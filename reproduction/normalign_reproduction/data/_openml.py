@@ -25,8 +25,6 @@ from normalign_reproduction.data._tabarena import (
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["fetch_tabarena", "read_arff"]
-
 
 def fetch_tabarena(
     name: str,

@@ -10,27 +10,12 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from normalign.data import Source, search_path
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = [
-    "METRICS",
-    "TABARENA",
-    "TabArenaEntry",
-    "TabArenaFacts",
-    "TabArenaTable",
-    "load_tabarena",
-    "read_entries",
-    "read_table",
-    "tabarena_entries",
-    "tabarena_facts",
-    "tabarena_names",
-    "table_from_frame",
-]
 
 # The checksum of each table is asked from OpenML.
 TABARENA = Source(
@@ -140,19 +125,14 @@ class TabArenaTable(TabArenaEntry):
 @cache
 def _facts() -> dict[str, TabArenaFacts]:
     path = files("normalign_reproduction.data").joinpath("tabarena.csv")
-    numbers = (
-        "openml_dataset_id",
-        "openml_task_id",
-        "n_rows",
-        "n_inputs",
-        "n_classes",
-    )
     found = {}
     for row in csv.DictReader(path.read_text("utf-8").splitlines()):
-        counts: dict[str, Any] = {
-            key: int(row[key]) if row[key] else None for key in numbers
+        numbers: dict[str, Any] = {
+            key: int(value) if value else None
+            for key, value in row.items()
+            if key.startswith(("openml_", "n_"))
         }
-        found[row["name"]] = TabArenaFacts(**{**row, **counts})
+        found[row["name"]] = TabArenaFacts(**{**row, **numbers})
     return found
 
 
@@ -300,37 +280,19 @@ def _read_json(path: Path) -> Any:
         raise ValueError(f"{path} must be JSON, got an error: {error}.") from error
 
 
-_KINDS = {
-    "name": str,
-    "file": str,
-    "target": str,
-    "problem_type": str,
-    "n_rows": int,
-    "n_features": int,
-    "n_classes": int | None,
-    "openml_dataset_id": int,
-    "openml_task_id": int,
-    "licence": str,
-    "matches_tabarena": bool,
-    "note": str,
-}
-
-
 def _parse_entry(path: Path, fields: Any) -> TabArenaEntry:
     """Return an entry of a manifest; nothing in it is trusted."""
     if not isinstance(fields, Mapping):
         raise ValueError(f"{path} must contain objects, got {fields!r}.")
     known: dict[str, Any] = {}
-    for key, kind in _KINDS.items():
-        value = fields.get(key)
+    for name, kind in get_type_hints(TabArenaEntry).items():
+        key = "n_features" if name == "n_inputs" else name
+        known[name] = value = fields.get(key)
         # True is an int to Python.
-        if not isinstance(value, kind) or (
-            isinstance(value, bool) and kind is not bool
-        ):
-            name = getattr(kind, "__name__", str(kind))
-            raise ValueError(f"{path}: {key} must be of type {name}, got {value!r}.")
-        known[key] = value
-    entry = TabArenaEntry(n_inputs=known.pop("n_features"), **known)
+        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+            rule = getattr(kind, "__name__", str(kind))
+            raise ValueError(f"{path}: {key} must be of type {rule}, got {value!r}.")
+    entry = TabArenaEntry(**known)
     if not entry.file.endswith(".parquet") or set(entry.file) & set("/\\:\0"):
         raise ValueError(
             f"{path}: file must be the name of a .parquet file beside it, got "
@@ -345,18 +307,18 @@ def _parse_entry(path: Path, fields: Any) -> TabArenaEntry:
     if facts is None:
         return entry
     # A task of TabArena is scored as there, and complete only in its own shape.
-    task = facts.problem_type, facts.target
-    if (entry.problem_type, entry.target) != task:
-        raise ValueError(
-            f"{path}: {entry.name} must be {facts.problem_type} with the target "
-            f"{facts.target!r}, got {entry.problem_type} with {entry.target!r}."
-        )
-    shape = entry.n_rows, entry.n_inputs, entry.n_classes
-    complete = facts.n_rows, facts.n_inputs, facts.n_classes
-    if entry.matches_tabarena and shape != complete:
+    given, task = (
+        f"{one.problem_type} with the target {one.target!r}" for one in (entry, facts)
+    )
+    if given != task:
+        raise ValueError(f"{path}: {entry.name} must be {task}, got {given}.")
+    given, complete = (
+        (one.n_rows, one.n_inputs, one.n_classes) for one in (entry, facts)
+    )
+    if entry.matches_tabarena and given != complete:
         raise ValueError(
             f"{path}: matches_tabarena of {entry.name} must be false unless rows, "
-            f"inputs and classes are {complete}, got true for {shape}."
+            f"inputs and classes are {complete}, got true for {given}."
         )
     return entry
 

@@ -17,8 +17,6 @@ from torch import Tensor
 
 from normalign.data import RemoteFile, Source, locate, search_path
 
-__all__ = ["UCI", "UCICollection", "UCITable", "load_uci"]
-
 # Its authors published neither size nor checksum, so nothing can be downloaded on
 # trust: a copy is put in place by hand, and none counts as exact.
 UCI = Source(

@@ -17,8 +17,6 @@ from normalign.training import evaluation_mode
 from normalign_reproduction.robust._objectives import attack_loss
 from normalign_reproduction.robust._recipe import PRECISIONS, Recipe
 
-__all__ = ["FrozenCopy", "attack_images", "evaluate", "perturbed_weights"]
-
 
 class FrozenCopy:
     """A copy of a network in evaluation mode, for an attacker.

@@ -27,8 +27,6 @@ from normalign.nn import (
 )
 from normalign.nn import network_for as network_for_state
 
-__all__ = ["CheckpointReport", "load_checkpoint", "network_for"]
-
 # Buffers that standardise the input: a mean and its standard deviation.
 _STANDARDISING = {
     "mean": "std",
@@ -190,20 +188,18 @@ class CheckpointReport:
         ``"own"``, ``"torchvision"``, ``"cifar"``, ``"wide"`` or ``"wide-end"``.
     n_loaded : int
         Tensors of the network that now hold the file's values.
-    missing : tuple of str
-        Tensors of the network that the file lacks, by the network's names.
-    unexpected : tuple of str
-        Tensors of the file that the network lacks, by the file's names.
-    misshapen : tuple of (name, shape in the file, shape in the network)
-    ignored : tuple of str
+    misfits : dict of str to list of str
+        What does not fit. ``"missing"``: the network's tensors that the file lacks;
+        ``"unexpected"``: the file's tensors that the network lacks; and likewise
+        tensors of another shape, of integers, or with values that are not finite.
+    contradictions : list of str
+        Names in the file that belong to another family of networks, or padding.
+    ignored : list of str
         What the network does not need: other state dicts in the file, plain values,
         modules that are never called, exact copies.
     normalisation : Standardise or None
         A layer that standardises the inputs, if the file has its statistics and the
         network does not. Put it first: ``nn.Sequential(normalisation, network)``.
-    notes : tuple of str
-        Other contradictions: names of another family or padding, integer weights,
-        values that are not finite.
     """
 
     file: str
@@ -211,58 +207,36 @@ class CheckpointReport:
     prefix: str
     naming: str
     n_loaded: int
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
-    misshapen: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
-    ignored: tuple[str, ...]
+    misfits: dict[str, list[str]]
+    contradictions: list[str]
+    ignored: list[str]
     normalisation: Standardise | None
-    notes: tuple[str, ...]
 
     @property
     def whole(self) -> bool:
         """Whether file and network fit each other completely."""
-        return not (self.missing or self.unexpected or self.misshapen or self.notes)
-
-    def misfits(self) -> str:
-        """Return one line on all that does not fit."""
-        kinds = self._misfits_by_kind().items()
-        counts = [f"{len(n)} {kind} ({_few(n)})" for kind, n in kinds if n]
-        return "; ".join([*counts, *self.notes])
-
-    def _misfits_by_kind(self) -> dict[str, Sequence[str]]:
-        shapes = [
-            f"{name}: {theirs} in the file, {ours} in the model"
-            for name, theirs, ours in self.misshapen
-        ]
-        return {
-            "missing": self.missing,
-            "unexpected": self.unexpected,
-            "of another shape": shapes,
-        }
+        return not (self.misfits or self.contradictions)
 
     def __repr__(self) -> str:
         entry = f", entry {self.entry!r}" if self.entry else ""
         prefix = f", prefix {self.prefix!r} removed" if self.prefix else ""
-        lines = [
-            f"CheckpointReport of {self.file}{entry}{prefix}",
-            f"  naming            {self.naming}",
-            f"  loaded            {self.n_loaded}",
-        ]
-        kinds = {**self._misfits_by_kind(), "ignored": self.ignored}.items()
-        lines += [f"  {kind:<17} {len(n)} ({_few(n)})" for kind, n in kinds if n]
+        rows = {"naming": self.naming, "loaded": self.n_loaded}
+        for kind, names in {**self.misfits, "ignored": self.ignored}.items():
+            if names:
+                rows[kind] = f"{len(names)} ({_few(names)})"
         if self.normalisation is not None:
             mean, std = (
                 ", ".join(f"{value:.4g}" for value in values.flatten().tolist())
                 for values in (self.normalisation.mean, self.normalisation.std)
             )
-            lines.append(f"  normalisation     mean ({mean}), std ({std}), not applied")
-        lines += [f"  note              {text}" for text in self.notes]
-        return "\n".join(lines)
+            rows["normalisation"] = f"mean ({mean}), std ({std}), not applied"
+        lines = [f"CheckpointReport of {self.file}{entry}{prefix}"]
+        lines += [f"  {kind:<16}  {text}" for kind, text in rows.items()]
+        return "\n".join([*lines, *(f"  {text}" for text in self.contradictions)])
 
 
-def _few(names: Collection[str]) -> str:
-    shown = list(names)[:4]
-    return ", ".join(shown) + ", ..." * (len(names) > len(shown))
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + ", ..." * (len(names) > 4)
 
 
 def load_checkpoint(
@@ -333,16 +307,18 @@ def load_checkpoint(
             )
     file = read_state_dict(path, entry=entry)
     reading = _best_reading(file.tensors, own)
-    found = {ours: file.tensors[name] for ours, name in reading.theirs.items()}
+    theirs = reading.theirs
+    found = {ours: file.tensors[name] for ours, name in theirs.items()}
     fitting: dict[str, Tensor] = {}
-    misshapen, faults = [], {}
+    misfits: dict[str, list[str]] = {}
     for name, place in own.items():
         if (value := found.get(name)) is None:
             continue
         if value.shape != place.shape:
-            misshapen.append((name, tuple(value.shape), tuple(place.shape)))
+            shapes = f"{tuple(value.shape)} for {tuple(place.shape)}"
+            misfits.setdefault("of another shape", []).append(f"{name} {shapes}")
         elif fault := _fault(value, place):
-            faults.setdefault(fault, []).append(name)
+            misfits.setdefault(fault, []).append(name)
         else:
             fitting[name] = value
     # A file may hold one tensor for several that share memory.
@@ -354,40 +330,44 @@ def load_checkpoint(
         and not name.endswith("num_batches_tracked")
         and _memory(value) not in filled
     ]
-    used = {name for ours, name in reading.theirs.items() if ours in own}
+    used = {theirs[ours] for ours in own if ours in theirs}
     left = {name: value for name, value in file.tensors.items() if name not in used}
     ignored = [name for name in left if _is_needless(name, file.tensors, reading)]
     normalisation, standardising = _find_normalisation(left, reading)
+    unexpected = [name for name in left if name not in {*ignored, *standardising}]
+    for kind, names in (("missing", missing), ("unexpected", unexpected)):
+        if names:
+            misfits[kind] = names
     report = CheckpointReport(
         file=file.path.name,
         entry=file.entry,
         prefix=reading.prefix,
         naming=reading.naming.name,
         n_loaded=len(fitting),
-        missing=tuple(missing),
-        unexpected=tuple(n for n in left if n not in {*ignored, *standardising}),
-        misshapen=tuple(misshapen),
-        ignored=(*file.others, *ignored),
+        misfits=misfits,
+        contradictions=list(_contradictions(network, reading.naming)),
+        ignored=[*file.others, *ignored],
         normalisation=normalisation,
-        notes=(
-            *_contradictions(network, reading.naming),
-            *(f"{len(n)} {fault} ({_few(n)})" for fault, n in faults.items()),
-        ),
     )
     if strict and not report.whole:
-        form, theirs = network_form(own), network_form(found)
-        other = (
-            [f"{key}={value!r}" for key, value in theirs.items() if form[key] != value]
-            if form.keys() == theirs.keys()
-            else []
-        )
-        remedy = f" The file is of a network with {', '.join(other)}." if other else ""
-        raise ValueError(
-            f"load_checkpoint: path must be a state dict with the model's {len(own)} "
-            f"tensors, got {report.misfits()}.{remedy}"
-        )
+        raise ValueError(_refusal(report, own, found))
     network.load_state_dict(fitting, strict=False)
     return report
+
+
+def _refusal(
+    report: CheckpointReport, own: dict[str, Tensor], found: dict[str, Tensor]
+) -> str:
+    kinds = [f"{len(n)} {kind} ({_few(n)})" for kind, n in report.misfits.items()]
+    text = (
+        f"load_checkpoint: path must be a state dict with the model's {len(own)} "
+        f"tensors, got {'; '.join([*kinds, *report.contradictions])}."
+    )
+    form, other = network_form(own), network_form(found)
+    if form.keys() == other.keys() and form != other:
+        changes = (f"{k}={v!r}" for k, v in other.items() if form[k] != v)
+        text += f" The file is of a network with {', '.join(changes)}."
+    return text
 
 
 def network_for(

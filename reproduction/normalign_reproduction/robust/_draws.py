@@ -20,8 +20,6 @@ from normalign.training.randomness import (
 )
 from normalign_reproduction.robust._recipe import Recipe
 
-__all__ = ["Draws", "crop_and_flip"]
-
 PADDING = 4  # the largest shift of an image, in pixels
 START_SCALE = 0.001  # standard deviation of the start of an attack on a divergence
 

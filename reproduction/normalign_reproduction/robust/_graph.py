@@ -10,8 +10,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-__all__ = ["RecordedFunction"]
-
 
 class RecordedFunction:
     """A function of tensors, recorded as a CUDA graph and replayed at each call.
@@ -44,29 +42,29 @@ class RecordedFunction:
         self._inputs = [example.clone() for example in examples]
         buffers = list(network.buffers())
         saved = [buffer.clone() for buffer in buffers]
-        gc.collect()  # autograd graphs freed while recording would make it fail
         stream, side = torch.cuda.current_stream(), torch.cuda.Stream()
-        side.wait_stream(stream)
-        with torch.cuda.stream(side):
-            for _ in range(3):  # libraries choose their kernels, torch compiles
-                function(*self._inputs)
-        stream.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        try:
-            with _garbage_collection_off(), torch.cuda.graph(graph):
-                self._outputs = function(*self._inputs)
-            self._graph = graph
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            torch.cuda.set_stream(stream)  # a failed recording leaves its own stream
-            warnings.warn(
-                "RobustTrainer: a step could not be recorded as a CUDA graph and runs "
-                "slower. An output or loss of the network that is kept with its "
-                "autograd graph is a common cause: detach it, or compute it in "
-                f"torch.no_grad(). torch said: {str(error).partition(chr(10))[0]}",
-                stacklevel=2,
-            )
+        with _recording_settings():
+            side.wait_stream(stream)
+            with torch.cuda.stream(side):
+                for _ in range(3):  # libraries choose their kernels, torch compiles
+                    function(*self._inputs)
+            stream.wait_stream(side)
+            try:
+                with torch.cuda.graph(graph):
+                    self._outputs = function(*self._inputs)
+                self._graph = graph
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                torch.cuda.set_stream(stream)  # a failed recording leaves its own
+                warnings.warn(
+                    "RobustTrainer: a step could not be recorded as a CUDA graph and "
+                    "runs slower. A common cause is an output or loss of the network "
+                    "that is kept with its autograd graph: detach it, or compute it in "
+                    f"torch.no_grad(). torch said: {str(error).partition(chr(10))[0]}",
+                    stacklevel=2,
+                )
         for buffer, value in zip(buffers, saved, strict=True):
             buffer.copy_(value)
 
@@ -81,11 +79,15 @@ class RecordedFunction:
 
 
 @contextmanager
-def _garbage_collection_off() -> Iterator[None]:
-    was_enabled = gc.isenabled()
+def _recording_settings() -> Iterator[None]:
+    """Let cuDNN measure its algorithms, and destroy no autograd graph."""
+    collects, benchmark = gc.isenabled(), torch.backends.cudnn.benchmark
+    gc.collect()  # a graph that is destroyed while recording makes it fail
     gc.disable()
+    torch.backends.cudnn.benchmark = True
     try:
         yield
     finally:
-        if was_enabled:
+        torch.backends.cudnn.benchmark = benchmark
+        if collects:
             gc.enable()

@@ -19,14 +19,6 @@ from torch import Tensor
 
 from normalign_reproduction.robust._recipe import Recipe
 
-__all__ = [
-    "attack_loss",
-    "decoupled_kl",
-    "divergence",
-    "soft_cross_entropy",
-    "training_loss",
-]
-
 
 def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     r"""Return :math:`-\sum_j s_j(\text{target}) \log s_j(\text{logits})`, (n,).

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["PRECISIONS", "Recipe"]
-
 PRECISIONS = ("float32", "bf16")
 _CHOICES = {
     "objective": ("dkl", "trades", "pgd", "plain"),

@@ -19,8 +19,6 @@ from normalign_reproduction.robust._graph import RecordedFunction
 from normalign_reproduction.robust._objectives import training_loss
 from normalign_reproduction.robust._recipe import Recipe
 
-__all__ = ["Batch", "Step"]
-
 
 class Batch(NamedTuple):
     """The inputs of the training loss, all of them tensors for the CUDA graph.

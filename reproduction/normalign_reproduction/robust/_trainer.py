@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,8 +26,6 @@ from normalign.training import (
 from normalign_reproduction.robust._draws import Draws
 from normalign_reproduction.robust._recipe import Recipe
 from normalign_reproduction.robust._step import Batch, Step
-
-__all__ = ["RobustTrainer", "TrainingDiverged"]
 
 Measure = Callable[[nn.Module], Mapping[str, float]]
 Row = dict[str, float]
@@ -86,8 +83,7 @@ class RobustTrainer:
         seed: int,
         device: torch.device | str | None = None,
     ) -> None:
-        _check_network(network)
-        _check_data(x, y)
+        _check(network, x, y)
         self.device = torch.device(device or next(network.parameters()).device)
         self.recipe, self.seed = recipe, seed
         on_cuda = self.device.type == "cuda"
@@ -97,10 +93,10 @@ class RobustTrainer:
         self._y = y.to(device=self.device, dtype=torch.int64)
         with torch.no_grad(), evaluation_mode(network):
             self._n_classes = k = network(self._x[:1]).shape[1]
-        if int(y.max()) >= k:
+        if int(y.min()) < 0 or int(y.max()) >= k:
             raise ValueError(
-                f"RobustTrainer: y must be below {k}, the number of the network's "
-                f"outputs, got {int(y.max())}."
+                f"RobustTrainer: y must be from 0 to {k - 1}, as the network has {k} "
+                f"outputs, got {int(y.min())} to {int(y.max())}."
             )
         self._draws = Draws(recipe, seed=seed, device=self.device)
         self._optimizer = torch.optim.SGD(
@@ -228,19 +224,17 @@ class RobustTrainer:
             self._order = self._draws.order(epoch, len(self._x))
         index = self._order[i * recipe.batch_size : (i + 1) * recipe.batch_size]
         x, y = self._draws.images(self._x[index], step), self._y[index]
-        with _cudnn_benchmark():
-            attacked = x
-            if recipe.attacks:
-                radius, step_size = recipe.reach(epoch)
-                start = self._draws.starts(x, step, radius)
-                attacked = self._step.attack(x, y, start, radius, step_size)
-            probes = self._draws.probes(x, self._n_classes, step)
-            loss, n_correct, class_sums = self._step.gradients(
-                Batch(x, attacked, y, self._tables["class_weights"], probes),
-                perturbed=recipe.perturbation > 0 and epoch >= recipe.perturbed_from,
-                penalised=recipe.penalty_weight > 0
-                and step % recipe.penalty_every == 0,
-            )
+        attacked = x
+        if recipe.attacks:
+            radius, step_size = recipe.reach(epoch)
+            start = self._draws.starts(x, step, radius)
+            attacked = self._step.attack(x, y, start, radius, step_size)
+        probes = self._draws.probes(x, self._n_classes, step)
+        loss, n_correct, class_sums = self._step.gradients(
+            Batch(x, attacked, y, self._tables["class_weights"], probes),
+            perturbed=recipe.perturbation > 0 and epoch >= recipe.perturbed_from,
+            penalised=recipe.penalty_weight > 0 and step % recipe.penalty_every == 0,
+        )
         for group in self._optimizer.param_groups:
             group["lr"] = recipe.rate(epoch)
         self._optimizer.step()
@@ -359,18 +353,14 @@ def _diverged(name: str, got: str) -> TrainingDiverged:
     )
 
 
-def _check_network(network: nn.Module) -> None:
-    state = [*network.named_parameters(), *network.named_buffers()]
-    for name, value in state:
+def _check(network: nn.Module, x: Tensor, y: Tensor) -> None:
+    for name, value in [*network.named_parameters(), *network.named_buffers()]:
         if value.is_floating_point() and value.dtype != torch.float32:
             raise ValueError(
                 "RobustTrainer: network must be all in float32, got "
                 f"{name} in {value.dtype}. Call network.float(); for fast passes set "
                 "the recipe's precision."
             )
-
-
-def _check_data(x: Tensor, y: Tensor) -> None:
     if x.ndim != 4 or len(x) == 0:
         raise ValueError(
             "RobustTrainer: x must have shape (n, c, h, w) with n > 0, "
@@ -387,18 +377,3 @@ def _check_data(x: Tensor, y: Tensor) -> None:
             f"RobustTrainer: y must be integers of shape ({len(x)},), "
             f"got {y.dtype} of shape {tuple(y.shape)}."
         )
-    if int(y.min()) < 0:
-        raise ValueError(
-            f"RobustTrainer: y must be classes from 0, got {int(y.min())}."
-        )
-
-
-@contextmanager
-def _cudnn_benchmark() -> Iterator[None]:
-    """Let cuDNN measure its algorithms for each new shape."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before

@@ -543,8 +543,8 @@ ZEROS, LABELS = torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64)
         (ZEROS * torch.nan, LABELS, r"x must have values in \[0, 1\]"),
         (ZEROS, LABELS[:1], r"y must be integers of shape \(2,\)"),
         (ZEROS, LABELS.double(), "y must be integers"),
-        (ZEROS, LABELS + 4, "y must be below 4"),
-        (ZEROS, LABELS - 1, "y must be classes from 0, got -1"),
+        (ZEROS, LABELS + 4, "y must be from 0 to 3, .* got 4 to 4"),
+        (ZEROS, LABELS - 1, "y must be from 0 to 3, .* got -1 to -1"),
     ],
 )
 def test_unsuitable_data_are_refused(x, y, message):
