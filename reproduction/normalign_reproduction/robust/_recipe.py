@@ -12,24 +12,17 @@ _CHOICES = {
     "precision": PRECISIONS,
 }
 _RANGES = (
-    (
-        "at least 1",
-        lambda value: value >= 1,
-        ("epochs", "batch_size", "perturbed_from", "penalty_every"),
-    ),
+    ("at least 1", lambda v: v >= 1, "epochs batch_size perturbed_from penalty_every"),
     (
         "at least 0 and finite",
-        lambda value: 0 <= value < math.inf,
-        (
-            "n_steps", "learning_rate", "weight_decay", "radius", "step_size",
-            "soft_weight", "square_weight", "trades_weight", "perturbation",
-            "penalty_weight",
-        ),
+        lambda v: 0 <= v < math.inf,
+        "n_steps learning_rate weight_decay radius step_size soft_weight square_weight "
+        "trades_weight perturbation penalty_weight",
     ),
-    ("above 0 and finite", lambda value: 0 < value < math.inf, ("temperature",)),
-    ("in [0, 1)", lambda value: 0 <= value < 1, ("momentum", "averaging")),
-    ("in [0, 1]", lambda value: 0 <= value <= 1, ("averaged_from",)),
-)  # fmt: skip
+    ("above 0 and finite", lambda v: 0 < v < math.inf, "temperature"),
+    ("in [0, 1)", lambda v: 0 <= v < 1, "momentum averaging"),
+    ("in [0, 1]", lambda v: 0 <= v <= 1, "averaged_from"),
+)
 
 
 @dataclass(frozen=True)
@@ -120,7 +113,7 @@ class Recipe:
                 rule = f"one of {', '.join(map(repr, choices))}"
                 raise ValueError(f"Recipe: {name} must be {rule}, got {value!r}.")
         for rule, holds, names in _RANGES:
-            for name in names:
+            for name in names.split():
                 if not holds(value := getattr(self, name)):
                     raise ValueError(f"Recipe: {name} must be {rule}, got {value}.")
         if self.penalty_weight > 0 and self.attacks:

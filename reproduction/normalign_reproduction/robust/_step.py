@@ -77,9 +77,14 @@ class Step:
         ) -> list[Tensor]:
             frozen.refresh()
             attacked = attack_images(
-                frozen, self.recipe, x, y, start=start, radius=radius,
+                frozen,
+                self.recipe,
+                x,
+                y,
+                start=start,
+                radius=radius,
                 step_size=step_size,
-            )  # fmt: skip
+            )
             return [attacked]
 
         # Filled on the device: a copy from the host would wait for it.

@@ -380,6 +380,9 @@ class Measure:
     def describe(self):
         return {}
 
+    def __reduce__(self):  # the same to a checkpoint, whatever it counts
+        return Measure, ()
+
     def __call__(self, network):
         self.n += 1
         if self.fails:

@@ -100,9 +100,14 @@ def _load_sklearn(loader: str, rows: int | None = None) -> tuple[Tensor, Tensor]
 
 def _blobs() -> tuple[Tensor, Tensor]:
     made = gaussian_blobs(
-        n_samples=300, n_inputs=8, n_classes=6, std=2.0, box=3.0, train_fraction=0.8,
+        n_samples=300,
+        n_inputs=8,
+        n_classes=6,
+        std=2.0,
+        box=3.0,
+        train_fraction=0.8,
         seed=0,
-    )  # fmt: skip
+    )
     return made.x_train.double(), made.y_train
 
 
