@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from normalign.kernels import Laplace, initial_metric, recursions
-from normalign_reproduction.data import UCITable, uci_tables
+from normalign_reproduction.data import UCICollection, UCITable
 from normalign_reproduction.provenance import commit
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "kernels"))
@@ -148,9 +148,8 @@ def main() -> None:
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     options = parser.parse_args()
     start = time.perf_counter()
-    tables = [
-        t for t in uci_tables(data_dir=options.data_dir) if len(t.x) <= options.max_rows
-    ]
+    collection = UCICollection.locate(options.data_dir)
+    tables = [table for table in collection if len(table.x) <= options.max_rows]
     tables.sort(key=lambda table: len(table.x))
     if options.quick:
         tables = tables[:10]

@@ -101,15 +101,11 @@ class Ours:
         self.trainer = RobustTrainer(
             network, *pictures(n), recipe, seed=0, device=device
         )
-        self._done = 0
 
     def epoch(self) -> None:
-        steps = self.trainer._steps
-        for i in range(steps):
-            self.trainer._take(self._done + 1, i)
-            self.trainer._done += 1
-        self._done += 1
-        self.trainer._close(self._done)  # waits for the device
+        for _ in range(self.trainer._batches):
+            self.trainer._take_step()
+        self.trainer._finish_epoch()  # waits for the device
 
 
 def timed(contestants: dict[str, Any], turns: int) -> dict[str, dict[str, float]]:

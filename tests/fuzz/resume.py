@@ -427,14 +427,14 @@ def _build_robust(settings: dict, case: dict):
     every = settings["evaluate"]
 
     def train(path: Path | None, stop: list[int] | None = None) -> Any:
-        take = trainer._take
+        take = trainer._take_step
 
-        def count_rows(epoch, i):
-            take(epoch, i)
-            if stop is not None and trainer._done >= 1 + sum(stop):
+        def count_rows():
+            take()
+            if stop is not None and trainer._n_steps > 1 + sum(stop):
                 raise _Break
 
-        trainer._take = count_rows
+        trainer._take_step = count_rows
         history = trainer.train(
             checkpoint=path, checkpoint_seconds=0.0, measure=measure,
             evaluate=lambda epoch: epoch % every == 0,

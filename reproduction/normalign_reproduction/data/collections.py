@@ -1,4 +1,4 @@
-"""The two collections in ``normalign data``: how they are found and fetched."""
+"""The two collections in ``normalign data``: how they are found and downloaded."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any
 
 from normalign.cli import note, say
 from normalign.data import Collection, cache_dir, locate
-from normalign_reproduction._errors import require
-from normalign_reproduction.data.openml import fetch_tabarena
-from normalign_reproduction.data.tabarena import (
+from normalign_reproduction.data._openml import fetch_tabarena
+from normalign_reproduction.data._tabarena import (
     TABARENA,
     tabarena_entries,
     tabarena_facts,
 )
-from normalign_reproduction.data.uci import UCI, uci_names
+from normalign_reproduction.data._uci import UCI, UCICollection
 
 __all__ = ["TABARENA_TABLES", "UCI_TABLES"]
 
@@ -25,13 +24,11 @@ def _find_uci(data_dir: Path | None) -> dict[str, Any]:
     if folder is None:
         return {"folder": None, "exact": None, "tables": 0}
     try:
-        tables = len(uci_names(data_dir=folder))
+        tables = len(UCICollection.locate(folder))
     except ValueError as error:  # a listing continues after a damaged archive
         return {"folder": str(folder), "exact": False, "tables": 0, "error": str(error)}
-    return {
-        "folder": str(folder), "exact": None, "tables": tables,
-        "about": f"{tables} tables, no published checksum",
-    }  # fmt: skip
+    about = f"{tables} tables, no published checksum"
+    return {"folder": str(folder), "exact": None, "tables": tables, "about": about}
 
 
 def _find_tabarena(data_dir: Path | None) -> dict[str, Any]:
@@ -53,10 +50,10 @@ def _find_tabarena(data_dir: Path | None) -> dict[str, Any]:
 
 
 def _fetch_uci(arguments: argparse.Namespace) -> int:
-    require(
-        arguments.task is None, "normalign data fetch", "--task",
-        "left out for uci, which is one file", f"{arguments.task}",
-    )  # fmt: skip
+    if arguments.task is not None:
+        raise ValueError(
+            "normalign data fetch: --task must be left out for uci, which is one file."
+        )
     path = UCI.files[0].path
     note(
         "The UCI collection is not downloaded: its authors published no checksum, so "
@@ -69,20 +66,21 @@ def _fetch_uci(arguments: argparse.Namespace) -> int:
 
 
 def _fetch_tabarena(arguments: argparse.Namespace) -> int:
-    """Fetch table by table; one that fails is told of and does not stop the others."""
+    """Download table by table; an error with one does not stop the others."""
     mirrors = arguments.mirror or [None]
-    require(
-        len(mirrors) == 1, "normalign data fetch", "--mirror",
-        "one address of OpenML's XML interface", f"{len(mirrors)}",
-    )  # fmt: skip
+    if len(mirrors) > 1:
+        raise ValueError(
+            "normalign data fetch: --mirror must be one address of OpenML's XML "
+            f"interface, got {len(mirrors)}."
+        )
     known = tabarena_facts()
     names = arguments.task or [*known]
     for name in names:
-        require(
-            name in known, "normalign data fetch", "--task",
-            f"one of the {len(known)} tasks of TabArena", repr(name),
-            "See tabarena.ai, or normalign_reproduction.data.tabarena_facts().",
-        )  # fmt: skip
+        if name not in known:
+            raise ValueError(
+                f"normalign data fetch: --task must be one of the {len(known)} tasks "
+                f"of TabArena, got {name!r}. See tabarena.ai."
+            )
     failed = 0
     for name in names:
         note(f"{name} ({known[name].licence})")
@@ -101,22 +99,24 @@ def _fetch_tabarena(arguments: argparse.Namespace) -> int:
             failed += 1
             continue
         say(str(folder / f"{name}.parquet"))
-        _note_hidden(name, folder, arguments.data_dir)
+        _note_other_copy(name, folder, arguments.data_dir)
     if failed:
-        note(f"{failed} of {len(names)} tables were not had; the others need no repeat")
+        note(f"{failed} of {len(names)} tables failed; the others need no repeat")
     return 1 if failed else 0
 
 
-def _note_hidden(name: str, folder: Path, data_dir: Path | None) -> None:
-    """Say so if another copy of a table is found before the one just fetched."""
+def _note_other_copy(name: str, folder: Path, data_dir: Path | None) -> None:
+    """Report another copy of a table that is found before the one just downloaded."""
     try:
-        first, entry = tabarena_entries(data_dir, callee="normalign data fetch")[name]
+        first, entry = tabarena_entries(data_dir)[name]
     except ValueError as error:  # another folder's manifest is damaged
         note(str(error))
         return
     if first != folder:
-        whole = "" if entry.matches_tabarena else ", which is partial"
-        note(f"{name}: {first / entry.file}{whole}, comes before it: remove that copy")
+        partial = "" if entry.matches_tabarena else ", which is partial"
+        note(
+            f"{name}: {first / entry.file}{partial}, comes before it: remove that copy"
+        )
 
 
 UCI_TABLES = Collection(UCI, _find_uci, _fetch_uci)

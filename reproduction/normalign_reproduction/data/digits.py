@@ -1,4 +1,4 @@
-"""The digits of an experiment: MNIST where it was found, else the embedded ones."""
+"""The digits of an experiment: MNIST if it is on this machine, else embedded ones."""
 
 from __future__ import annotations
 
@@ -13,33 +13,30 @@ from normalign.data import (
     load_mnist,
     locate,
 )
-from normalign_reproduction._errors import require
 
 __all__ = ["SOURCES", "digits", "digits_source"]
 
 SOURCES = ("mnist", "digits_5000")
-_FETCH = "`normalign data fetch mnist`"
 _log = logging.getLogger(__name__)
 
 
 def digits_source() -> str:
-    """Return which digits there are: ``"mnist"`` where its published files are found.
+    """Return ``"mnist"`` if its published files are there, else ``"digits_5000"``.
 
     They are looked for in ``$NORMALIGN_DATA`` and the cache; nothing is downloaded.
-    Other files of the same names, such as Fashion-MNIST's, are told in a warning and
-    not taken.
+    Other files with the same names, such as Fashion-MNIST's, give a warning.
     """
-    mnist, embedded = SOURCES
     folder = locate(MNIST)
     if folder is None:
-        return embedded
-    if not is_exact(MNIST, folder):
-        _log.warning(
-            "the files in %s are not the published MNIST: the embedded digits are "
-            "taken instead. %s gets the published ones.", folder / "mnist", _FETCH,
-        )  # fmt: skip
-        return embedded
-    return mnist
+        return "digits_5000"
+    if is_exact(MNIST, folder):
+        return "mnist"
+    _log.warning(
+        "the files in %s are not the published MNIST: the embedded digits are used "
+        "instead. `normalign data fetch mnist` gets the published ones.",
+        folder / "mnist",
+    )
+    return "digits_5000"
 
 
 @cache
@@ -52,7 +49,7 @@ def digits(
     seed: int = 0,
     normalise: bool = True,
 ) -> Dataset:
-    """Return flattened digits; the same call gives the same tensors.
+    """Return flattened digits; the same call returns the same tensors.
 
     Parameters
     ----------
@@ -65,23 +62,32 @@ def digits(
     Raises
     ------
     ValueError
-        If the source is unknown, or the files of MNIST are not the published ones:
-        results name their data, and must not be of others.
+        If the source is unknown, or the files of MNIST are not the published ones, as
+        results name their data.
     """
-    rule = " or ".join(map(repr, SOURCES))
-    require(source in SOURCES, "digits", "source", rule, repr(source))
-    if source == "mnist":
-        data = load_mnist(
-            n_train=n_train, n_test=n_test, subset=subset, seed=seed,
-            normalise=normalise, flatten=True,
-        )  # fmt: skip
+    if source not in SOURCES:
+        raise ValueError(f"digits: source must be one of {SOURCES}, got {source!r}.")
+    if source == "digits_5000":
+        return load_digits_5000(
+            n_train=n_train,
+            n_test=n_test,
+            seed=seed if subset == "random" else 0,
+            normalise=normalise,
+            flatten=True,
+        )
+    data = load_mnist(
+        n_train=n_train,
+        n_test=n_test,
+        subset=subset,
+        seed=seed,
+        normalise=normalise,
+        flatten=True,
+    )
+    if not data.exact:
         folder = locate(MNIST)
-        got = data.origin if folder is None else f"{data.origin}, in {folder / 'mnist'}"
-        remedy = f"{_FETCH} gets them; --digits digits_5000 does without."
-        rule = "the published files"
-        require(data.exact, "digits", "MNIST", rule, got, remedy)
-        return data
-    return load_digits_5000(
-        n_train=n_train, n_test=n_test, seed=seed if subset == "random" else 0,
-        normalise=normalise, flatten=True,
-    )  # fmt: skip
+        where = "" if folder is None else f", in {folder / 'mnist'}"
+        raise ValueError(
+            f"digits: MNIST must be the published files, got {data.origin}{where}. "
+            "`normalign data fetch mnist` gets them; --digits digits_5000 does without."
+        )
+    return data

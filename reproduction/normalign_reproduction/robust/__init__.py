@@ -1,19 +1,17 @@
-"""Training deep networks against an attacker, for images in [0, 1]."""
+"""Adversarial training of image networks, and checkpoints of other repositories."""
 
-from normalign_reproduction.robust.attack import evaluate
-from normalign_reproduction.robust.checkpoint_names import (
+from normalign_reproduction.robust._attack import evaluate
+from normalign_reproduction.robust._checkpoint_names import (
     CheckpointReport,
-    Normalisation,
     load_checkpoint,
     network_for,
 )
-from normalign_reproduction.robust.objectives import decoupled_kl, divergence
-from normalign_reproduction.robust.recipe import Recipe
-from normalign_reproduction.robust.trainer import RobustTrainer, TrainingDiverged
+from normalign_reproduction.robust._objectives import decoupled_kl, divergence
+from normalign_reproduction.robust._recipe import Recipe
+from normalign_reproduction.robust._trainer import RobustTrainer, TrainingDiverged
 
 __all__ = [
     "CheckpointReport",
-    "Normalisation",
     "Recipe",
     "RobustTrainer",
     "TrainingDiverged",

@@ -17,7 +17,7 @@ def alone(monkeypatch, tmp_path):
     monkeypatch.delenv("NORMALIGN_DATA", raising=False)
     monkeypatch.setenv("NORMALIGN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(
-        "normalign_reproduction.data.tabarena._tasks", lambda: {"toy": FACTS}
+        "normalign_reproduction.data._tabarena._facts", lambda: {"toy": FACTS}
     )
 
 
@@ -100,9 +100,9 @@ def test_words_that_do_not_fit_exit_2(capsys, words, message):
     assert f"normalign data fetch: {message}" in capsys.readouterr().err
 
 
-with_openml = pytest.mark.skipif(
-    find_spec("openml") is None or find_spec("pooch") is None,
-    reason="needs the tabarena extra",
+with_downloads = pytest.mark.skipif(
+    find_spec("arff") is None or find_spec("pooch") is None,
+    reason="needs liac-arff and pooch",
 )
 
 
@@ -111,7 +111,7 @@ def fetch_from(server, *words: str) -> int:
     return main(["data", "fetch", "tabarena", *words])
 
 
-@with_openml
+@with_downloads
 def test_a_task_is_fetched_from_openml_and_its_file_is_printed(capsys, tmp_path):
     with served_openml() as server:
         assert fetch_from(server, "--task", "toy") == 0
@@ -121,12 +121,12 @@ def test_a_task_is_fetched_from_openml_and_its_file_is_printed(capsys, tmp_path)
     assert out == f"{tmp_path / 'cache/tabarena/toy.parquet'}\n" * 2
 
 
-@with_openml
+@with_downloads
 def test_a_lying_server_exits_1_and_the_other_tasks_are_tried(
     capsys, tmp_path, monkeypatch
 ):
     both = {"lie": replace(FACTS, name="lie", openml_dataset_id=8), "toy": FACTS}
-    monkeypatch.setattr("normalign_reproduction.data.tabarena._tasks", lambda: both)
+    monkeypatch.setattr("normalign_reproduction.data._tabarena._facts", lambda: both)
     with served_openml() as server:
         assert fetch_from(server, "--task", "lie") == 1
         assert "got one of '7'" in capsys.readouterr().err
@@ -134,10 +134,10 @@ def test_a_lying_server_exits_1_and_the_other_tasks_are_tried(
     captured = capsys.readouterr()
     assert captured.out == f"{tmp_path / 'cache/tabarena/toy.parquet'}\n"
     assert "got one of '7'" in captured.err
-    assert "1 of 2 tables were not had" in captured.err
+    assert "1 of 2 tables failed" in captured.err
 
 
-@with_openml
+@with_downloads
 def test_a_fetched_table_that_stays_hidden_is_told_of(capsys, tmp_path, monkeypatch):
     shared = write_tabarena(
         tmp_path / "shared", matches_tabarena=False, note="some rows"

@@ -1,4 +1,4 @@
-"""Tiny tables in TabArena's local form, and a loopback server that plays OpenML."""
+"""Tiny tables in TabArena's local form, and a local server in place of OpenML."""
 
 import hashlib
 import json
@@ -70,7 +70,7 @@ def toy_entry(**changes: Any) -> dict[str, Any]:
 
 
 def write_tabarena(folder: Path, frame: Any = None, **changes: Any) -> Path:
-    """Write the toy table below `folder` and tell of it in a manifest."""
+    """Write the toy table and a manifest below a folder."""
     place = folder / "tabarena"
     place.mkdir(parents=True, exist_ok=True)
     entry = toy_entry(**changes)
@@ -81,7 +81,7 @@ def write_tabarena(folder: Path, frame: Any = None, **changes: Any) -> Path:
 
 @dataclass
 class OpenML:
-    """What the server does; `behaviour` maps "data" or "file" to how it misbehaves."""
+    """The server's state; `behaviour` maps "data" or "file" to how it misbehaves."""
 
     address: str = ""
     arff: bytes = ARFF.encode()
@@ -127,21 +127,19 @@ def served_openml() -> Iterator[OpenML]:
                 return
             if how == "lying":
                 body = body.replace(b"4, ?, a, yes", b"5, ?, a, yes")
-            if how == "garbled":
+            elif how == "garbled":
                 body = b"<oml:data_set_description"
-            sent = body[: len(body) // 2] if how == "truncated" else body
-            # "short" is truncated and says so: only the checksum can tell
-            sent = body[:-30] if how == "short" else sent
+            elif how == "short":  # and says so: only the checksum can tell
+                body = body[:-30]
             self.send_response(200)
-            size = len(sent if how == "short" else body)
-            self.send_header("Content-Length", str(size))
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             if how == "slow":
                 self.wfile.write(body[:10])
                 self.wfile.flush()
                 state.release.wait(10)
                 return
-            self.wfile.write(sent)
+            self.wfile.write(body[: len(body) // 2] if how == "truncated" else body)
 
         def log_message(self, *_):
             pass

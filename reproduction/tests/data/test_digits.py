@@ -10,7 +10,7 @@ from normalign_reproduction.data.digits import digits, digits_source
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Files named like MNIST's that hold other pictures."""
+    """Files named like MNIST's with other images."""
     monkeypatch.setenv("NORMALIGN_DATA", str(tmp_path))
     monkeypatch.setenv("NORMALIGN_CACHE", str(tmp_path / "cache"))
     (tmp_path / "mnist").mkdir()
@@ -25,14 +25,18 @@ def folder(tmp_path, monkeypatch):
     digits.cache_clear()
 
 
-def test_other_files_of_the_same_names_are_not_mnist(folder, caplog):
+def test_other_files_with_the_same_names_are_not_mnist(folder, caplog):
     assert digits_source() == "digits_5000"
     (line,) = caplog.messages
     assert str(folder / "mnist") in line
     assert "not the published MNIST" in line
+    with pytest.raises(ValueError, match=r"^digits: MNIST must be") as got:
+        digits("mnist", n_train=10, n_test=10)
+    assert str(folder / "mnist") in str(got.value)
+    assert "--digits digits_5000 does without" in str(got.value)
 
 
-def test_nothing_is_told_where_there_is_nothing(folder, caplog):
+def test_no_files_give_the_embedded_digits_without_a_warning(folder, caplog):
     (folder / MNIST.files[0].path).unlink()
     assert digits_source() == "digits_5000"
     assert not caplog.messages
@@ -44,9 +48,6 @@ def test_the_published_files_are_mnist(folder, monkeypatch, caplog):
     assert not caplog.messages
 
 
-def test_an_experiment_refuses_other_files_by_their_folder(folder):
-    rule = r"digits: MNIST must be the published files, got .*not the published ones"
-    with pytest.raises(ValueError, match=rule) as refusal:
-        digits("mnist", n_train=10, n_test=10)
-    assert str(folder / "mnist") in str(refusal.value)
-    assert "--digits digits_5000 does without" in str(refusal.value)
+def test_an_unknown_source_is_refused():
+    with pytest.raises(ValueError, match=r"^digits: source must be one of"):
+        digits("fashion", n_train=10, n_test=10)

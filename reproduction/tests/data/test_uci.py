@@ -1,13 +1,7 @@
 import pytest
 import torch
 
-from normalign_reproduction.data import (
-    UCICollection,
-    load_uci,
-    read_uci,
-    uci_names,
-    uci_tables,
-)
+from normalign_reproduction.data import UCICollection, load_uci
 from tests.data.uci_files import uci_indices, uci_members, uci_rows, write_tar
 
 
@@ -17,9 +11,7 @@ def archive(tmp_path, *members, **special):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.delenv("NORMALIGN_DATA", raising=False)
-    monkeypatch.setenv("NORMALIGN_CACHE", str(tmp_path / "cache"))
+def folder(tmp_path, offline_and_empty):
     archive(tmp_path, uci_members("toy"), uci_members("abc", n=12, d=3, n_test=5))
     return tmp_path
 
@@ -32,18 +24,13 @@ def test_a_table_is_read_with_its_split_and_its_folds(folder):
     assert table.y.tolist() == [0, 1] * 4
     train, validation = table.split
     assert (train.tolist(), validation.tolist()) == ([0, 2, 4, 6], [1, 3, 5, 7])
-    assert [test.tolist() for _, test in table.folds] == [
-        [0, 4],
-        [1, 5],
-        [2, 6],
-        [3, 7],
-    ]
+    tested = [test.tolist() for _, test in table.folds]
+    assert tested == [[0, 4], [1, 5], [2, 6], [3, 7]]
     assert table.folds[1][0].tolist() == [0, 2, 3, 4, 6, 7]
-    assert table.x_test.shape == (0, 2)
-    assert table.y_test.shape == (0,)
+    assert (table.x_test.shape, table.y_test.shape) == ((0, 2), (0,))
 
 
-def test_a_test_file_stands_apart_from_the_rows_that_are_split(folder):
+def test_a_test_file_is_apart_from_the_rows_that_are_split(folder):
     table = load_uci("abc", data_dir=folder)
     assert table.x.shape == (12, 3)
     assert table.x_test[:, 0].tolist() == [100, 101, 102, 103, 104]
@@ -51,90 +38,49 @@ def test_a_test_file_stands_apart_from_the_rows_that_are_split(folder):
     assert repr(table) == "UCITable(abc: 12 rows, 3 columns, 2 classes, 5 test rows)"
 
 
-def test_names_are_those_of_whole_tables(tmp_path, folder):
-    partial = uci_members("lost")
-    del partial["./lost/lost_R.dat"]
-    archive(tmp_path, uci_members("toy"), partial, {"./notes/readme.txt": b"hello"})
-    assert uci_names(data_dir=tmp_path) == ["toy"]
-    assert [table.name for table in uci_tables(data_dir=tmp_path)] == ["toy"]
-    with pytest.raises(ValueError, match=r"all files of lost, got one without lost_R"):
-        load_uci("lost", data_dir=tmp_path)
-
-
-def test_many_tables_come_in_the_order_asked_for(folder):
-    assert [table.name for table in uci_tables(data_dir=folder)] == ["abc", "toy"]
-    asked = uci_tables(["toy", "abc", "toy"], data_dir=folder)
-    assert [table.name for table in asked] == ["toy", "abc", "toy"]
-
-
-def test_a_collection_gives_any_table_from_one_pass(folder, monkeypatch):
+def test_a_collection_gives_any_table_from_one_pass(folder):
     collection = UCICollection.locate(folder)
     assert collection.names == ("abc", "toy")
     assert repr(collection) == "UCICollection(data.tar.gz: 2 tables)"
     collection.path.unlink()
-    for name in ("toy", "abc", "toy"):
-        assert collection.table(name).name == name
+    assert sorted(folder.rglob("*")) == [folder / "uci"]  # nothing was written
     assert [table.name for table in collection] == ["abc", "toy"]
-
-
-def test_a_table_of_a_collection_is_made_anew_each_time(folder):
-    collection = UCICollection.locate(folder)
     collection.table("toy").x.zero_()
     assert collection.table("toy").x.sum() > 0
-
-
-def test_a_collection_of_one_table_knows_all_names_but_keeps_one(folder):
-    collection = UCICollection(folder / "uci/data.tar.gz", only=["toy"])
-    assert collection.names == ("abc", "toy")
-    assert len(collection.table("toy").x) == 8
-    with pytest.raises(ValueError, match="name must be a table of `only`, got 'abc'"):
-        collection.table("abc")
-    with pytest.raises(ValueError, match=r"^UCICollection\.table: .*one of the 2 tabl"):
+    with pytest.raises(ValueError, match=r"^UCICollection\.table: .*of the 2 .*'irsi'"):
         collection.table("irsi")
-    assert [table.name for table in collection] == ["toy"]
-    alone = UCICollection(folder / "uci/data.tar.gz", only="toy")
-    assert len(alone.table("toy").x) == 8
 
 
-def test_a_collection_that_is_nowhere_says_where_it_looked(tmp_path, monkeypatch):
-    monkeypatch.delenv("NORMALIGN_DATA", raising=False)
-    monkeypatch.setenv("NORMALIGN_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(FileNotFoundError, match=r"^UCICollection\.locate: data_dir"):
-        UCICollection.locate(tmp_path)
+def test_incomplete_tables_have_no_name(tmp_path):
+    partial = uci_members("lost")
+    del partial["./lost/lost_R.dat"]
+    path = archive(tmp_path, uci_members(), partial, {"./notes/readme.txt": b"hello"})
+    collection = UCICollection(path)
+    assert collection.names == ("toy",)
+    with pytest.raises(ValueError, match=r"all files of lost, got one without lost_R"):
+        collection.table("lost")
 
 
 @pytest.mark.parametrize("prefix", ["", "./", "data/"])
-def test_tables_may_lie_below_a_folder_and_among_other_files(tmp_path, prefix):
+def test_tables_may_lie_in_a_folder_and_among_other_files(tmp_path, prefix):
     members = uci_members(folder=prefix)
     members[f"{prefix}toy/toy.arff"] = b"@relation toy"
     members[f"{prefix}toy/other_R.dat"] = b"not of this table"
-    (table,) = read_uci(archive(tmp_path, members))
+    (table,) = UCICollection(archive(tmp_path, members))
     assert len(table.x) == 8
 
 
-def test_an_unknown_name_is_refused_with_how_to_list_them(folder):
-    with pytest.raises(ValueError, match=r"one of the 2 tables .*'irsi'.*uci_names"):
-        load_uci("irsi", data_dir=folder)
-
-
-def test_without_an_archive_it_says_where_it_looked_and_where_it_is_had(
+def test_without_an_archive_it_says_where_it_looked_and_where_to_get_it(
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("NORMALIGN_DATA", str(tmp_path / "shared"))
     monkeypatch.setenv("NORMALIGN_CACHE", str(tmp_path / "cache"))
     with pytest.raises(FileNotFoundError) as caught:
-        uci_names(data_dir=tmp_path / "mine")
+        UCICollection.locate(tmp_path / "mine")
     text = str(caught.value)
-    assert text.startswith("uci_names: data_dir must be a folder that holds uci/data.")
+    assert text.startswith("UCICollection.locate: data_dir must hold uci/data.tar.gz")
     for word in ("mine", "shared", "cache", "citius.usc.es"):
         assert word in text
-
-
-def test_nothing_is_written_to_disk(folder, monkeypatch):
-    before = sorted(folder.rglob("*"))
-    monkeypatch.chdir(folder)
-    list(uci_tables(data_dir=folder))
-    assert sorted(folder.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
@@ -142,8 +88,8 @@ def test_nothing_is_written_to_disk(folder, monkeypatch):
 )
 def test_an_archive_that_reaches_outside_is_refused(tmp_path, name):
     path = archive(tmp_path, uci_members(), {name: b"boo"})
-    with pytest.raises(ValueError, match="paths stay inside it"):
-        list(read_uci(path))
+    with pytest.raises(ValueError, match="must have paths inside it"):
+        UCICollection(path)
 
 
 def test_links_are_not_followed(tmp_path):
@@ -151,18 +97,24 @@ def test_links_are_not_followed(tmp_path):
     del members["./toy/toy_R.dat"]
     path = archive(tmp_path, members, **{"./toy/toy_R.dat": "/etc/passwd"})
     with pytest.raises(ValueError, match=r"one without toy_R\.dat"):
-        list(read_uci(path, ["toy"]))
-
-
-def test_an_oversized_member_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("normalign_reproduction.data.uci._MEMBER_LIMIT", 100)
-    path = archive(tmp_path, uci_members(n=400))
-    with pytest.raises(ValueError, match="members of at most 100 bytes"):
-        list(read_uci(path))
+        UCICollection(path).table("toy")
 
 
 @pytest.mark.parametrize(
-    ("file", "raw", "match"),
+    ("limit", "message"),
+    [
+        ("_MEMBER_LIMIT", "members of at most 100 bytes"),
+        ("_TOTAL_LIMIT", "at most 100"),
+    ],
+)
+def test_an_oversized_archive_is_refused(tmp_path, monkeypatch, limit, message):
+    monkeypatch.setattr(f"normalign_reproduction.data._uci.{limit}", 100)
+    with pytest.raises(ValueError, match=message):
+        UCICollection(archive(tmp_path, uci_members(n=400)))
+
+
+@pytest.mark.parametrize(
+    ("file", "raw", "message"),
     [
         ("toy_R.dat", uci_rows(range(7), 2), "8 rows of a number, 2 inputs"),
         ("toy_R.dat", uci_rows(range(8), 3), "got 8 rows of 5"),
@@ -172,38 +124,35 @@ def test_an_oversized_member_is_refused(tmp_path, monkeypatch):
         ("toy_R.dat", b"h\n" + b"1 2 3 2\n" * 8, "classes 0 to 1, got 2 to 2"),
         ("toy_R.dat", b"h\n" + b"1 2 3 0.5\n" * 8, "classes 0 to 1"),
         ("conxuntos.dat", uci_indices([[0, 1], [2, 8]]), "distinct row numbers below"),
-        ("conxuntos.dat", uci_indices([[0, 1], [1, 2]]), "4 with 3 distinct ones"),
+        ("conxuntos.dat", uci_indices([[0, 1], [1, 2]]), "4 numbers, 3 of them dist"),
         ("conxuntos.dat", uci_indices([[0, 1]]), "2 lines, got 1"),
         ("conxuntos.dat", b"0 1\n2 -3\n", "row numbers, got something else"),
         ("conxuntos.dat", b"0 1\n2 " + b"9" * 40 + b"\n", "row numbers"),
         ("conxuntos_kfold.dat", uci_indices([[0], [1]] * 3), "8 lines, got 6"),
-        ("toy.txt", b"n_entradas= 2\nn_clases= two\n", "n_clases in toy.txt must be a"),
-        ("toy.txt", b"n_entradas= 2\nn_clases= 2\nn_patrons1= 8\n", "fich1 in toy.txt"),
+        ("toy.txt", b"n_entradas= 2\nn_clases= two\n", "n_clases must be a count"),
+        ("toy.txt", b"n_entradas= 2\nn_clases= 2\nn_patrons1= 8\n", "fich1 must be a"),
     ],
-)  # fmt: skip
-def test_a_bad_file_gets_a_house_error(tmp_path, file, raw, match):
+)
+def test_a_bad_file_is_named(tmp_path, file, raw, message):
     path = archive(tmp_path, {**uci_members(), f"./toy/{file}": raw})
-    with pytest.raises(ValueError, match=r"^read_uci: .* must be ") as caught:
-        list(read_uci(path))
-    caught.match(match)
+    with pytest.raises(ValueError, match=f"^toy/{file}.*{message}"):
+        UCICollection(path).table("toy")
 
 
 @pytest.mark.parametrize("keep", [0, 2, 30, -300])
-def test_a_truncated_archive_gets_a_house_error(tmp_path, keep):
+def test_a_truncated_archive_is_refused(tmp_path, keep):
     path = archive(tmp_path, uci_members(n=4000))
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ValueError, match=r"^read_uci: path must be"):
-        list(read_uci(path))
+    with pytest.raises(ValueError, match=r"data\.tar\.gz must be a whole \.tar\.gz"):
+        UCICollection(path)
 
 
 @pytest.mark.data
-def test_the_tables_at_hand_are_what_they_say():
-    names = uci_names()
+def test_the_tables_of_the_collection_keep_its_promises():
+    collection = UCICollection.locate()
     # 121 in the collection; a copy may lack one or two data files
-    assert 118 <= len(names) <= 121
-    found = []
-    for table in uci_tables():
-        found.append(table.name)
+    assert 118 <= len(collection) <= 121
+    for table in collection:
         n = len(table.x)
         every = torch.cat([table.y, table.y_test])
         assert every.unique().tolist() == list(range(table.n_classes)), table.name
@@ -214,16 +163,9 @@ def test_the_tables_at_hand_are_what_they_say():
         for _, test in table.folds:
             # 3 to 1, to a row of every class
             assert abs(len(test) - n / 4) <= table.n_classes + 1, table.name
-    assert found == names
-
-
-@pytest.mark.data
-def test_known_tables_have_the_sizes_of_the_repository():
-    iris, monks = uci_tables(["iris", "monks-1"])
+    iris, monks = collection.table("iris"), collection.table("monks-1")
     assert iris.x.shape == (150, 4)
     assert iris.y.bincount().tolist() == [50, 50, 50]
     assert (len(monks.x), len(monks.x_test)) == (124, 432)
-    # standardised by the authors of the collection
-    torch.testing.assert_close(
-        iris.x.mean(0), torch.zeros(4, dtype=torch.float64), atol=1e-4, rtol=0
-    )
+    zero = torch.zeros(4, dtype=torch.float64)  # standardised by the authors
+    torch.testing.assert_close(iris.x.mean(0), zero, atol=1e-4, rtol=0)

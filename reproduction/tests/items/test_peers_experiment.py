@@ -1,4 +1,4 @@
-"""The peers: fair, deterministic, without a leak, and not upset by rare classes."""
+"""The peers: fair, deterministic, without a leak, and robust to rare classes."""
 
 import json
 import random
@@ -13,11 +13,12 @@ from sklearn.metrics import log_loss
 from sklearn.svm import SVC
 
 from normalign_reproduction.data import UCITable
-from normalign_reproduction.items.peers import experiment as tabular_peer_models
+from normalign_reproduction.items.peers import experiment
 from normalign_reproduction.items.peers.experiment import (
     PEER_SETTINGS,
     PEERS,
     QUICK_PEER_SETTINGS,
+    Peer,
     PeerTask,
     TablePart,
     peer_result,
@@ -38,31 +39,33 @@ SMALL = {
     "xrfm": {"ridges": [1e-3, 1.0], "n_iter": 2},
 }  # fmt: skip
 METHODS = list(SMALL)
-NEEDS = {"catboost": "catboost", "xrfm": "xrfm"}
 CPU = torch.device("cpu")
 
 
-def blobs(counts, *, seed=0, spread=0.5, name="made"):
-    """Classes of so many rows around corners far apart, in four columns."""
+def table_of(x, y, n_classes, folds):
+    every, none = torch.arange(len(y)), slice(0)
+    split = every[::2], every[1::2]
+    return UCITable(
+        "made", x, y, n_classes, split, tuple(folds), x[none], y[none], "made by hand"
+    )
+
+
+def blobs(counts, *, seed=0, spread=0.5):
+    """Classes with these numbers of rows around corners far apart, in four columns."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.repeat_interleave(torch.tensor(counts))
     corners = 4 * torch.randn(len(counts), 4, generator=generator, dtype=torch.float64)
     noise = torch.randn(len(y), 4, generator=generator, dtype=torch.float64)
-    x, every = corners[y] + spread * noise, torch.arange(len(y))
-    folds = []
+    folds, cut = [], 3 * len(y) // 4
     for _ in range(4):
         order = torch.randperm(len(y), generator=generator)
-        cut = 3 * len(y) // 4
         folds.append((order[:cut].sort().values, order[cut:].sort().values))
-    return UCITable(
-        name, x, y, len(counts), (every[::2], every[1::2]), tuple(folds), x[:0], y[:0],
-        "made by hand",
-    )  # fmt: skip
+    return table_of(corners[y] + spread * noise, y, len(counts), folds)
 
 
 def run_of(method, *, seed=0, **changes):
-    if method in NEEDS:
-        pytest.importorskip(NEEDS[method])
+    if method in ("catboost", "xrfm"):
+        pytest.importorskip(method)
     settings = {"dataset": "made", "rows": 1, "method": method, "protocol": "leak-free"}
     settings |= SMALL.get(method, {}) | changes
     return Run("tabular", 1, "quick", "released", "bundled", settings, seed)
@@ -100,42 +103,31 @@ def test_the_most_frequent_class_scores_its_share():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_rare_classes_and_classes_that_a_fold_lacks_do_no_harm(method):
-    # Class 1 has no row at all, class 3 one, which some training folds lack.
+def test_rare_and_missing_classes_do_no_harm(method):
+    # Class 1 has no row, class 3 one, which some training folds lack.
     table = blobs([30, 0, 30, 1, 2])
     lacking = [3 not in table.y[train] for train, _ in table.folds]
     assert any(lacking)
     assert not all(lacking)
-    result = result_of(run_of(method), table)
-    assert 0.3 <= result["accuracy"] <= 1.0
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_training_fold_of_one_class_answers_that_class(method):
-    table = blobs([20, 20])
-    own = (table.y == 1).nonzero().flatten()
-    fold = own, torch.arange(10)
-    one = UCITable(
-        "one", table.x, table.y, 2, table.split, (fold,) * 4, table.x_test,
-        table.y_test, "made by hand",
-    )  # fmt: skip
-    result = result_of(run_of(method), one)
-    assert result["accuracy"] == 0.0  # rows 0 to 9 are of the other class
+    assert 0.3 <= result_of(run_of(method), table)["accuracy"] <= 1.0
+    # A training fold of one class predicts that class, here the wrong one.
+    alone = (table.y == 2).nonzero().flatten(), torch.arange(10)
+    result = result_of(run_of(method), replace(table, folds=(alone,) * 4))
+    assert result["accuracy"] == 0.0
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_seed_gives_the_same_result_and_no_global_state_moves(method):
-    table = blobs([25, 25, 10], spread=3.0)
-    run = run_of(method, seed=3)
-    states = random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
+    table, run = blobs([25, 25, 10], spread=3.0), run_of(method, seed=3)
+    plain, legacy = random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
     state = torch.random.get_rng_state()
     first = without_seconds(result_of(run, table))
     assert torch.equal(torch.random.get_rng_state(), state)
     with torch.random.fork_rng():
         torch.manual_seed(99)
         assert without_seconds(result_of(run, table)) == first
-    assert random.getstate() == states[0]
-    np.testing.assert_array_equal(np.random.get_state()[1], states[1])  # noqa: NPY002
+    assert random.getstate() == plain
+    np.testing.assert_array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
 
 
 @pytest.mark.parametrize("method", ["random_forest", "svc", "xrfm"])
@@ -145,43 +137,31 @@ def test_another_seed_validates_on_other_rows(method):
     assert len({one["validation"] for one in found}) > 1
 
 
-def answers_elsewhere(table, number):
-    """The same table with other answers in the test rows of a fold."""
-    y, test = table.y.clone(), table.folds[number][1]
-    y[test] = (y[test] + 1) % table.n_classes
-    folds = (table.folds[number],) * 4
-    return [
-        UCITable(
-            "made", table.x, some, table.n_classes, table.split, folds, table.x_test,
-            table.y_test, "made by hand",
-        )
-        for some in (table.y, y)
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("method", METHODS)
-def test_answers_of_test_rows_change_nothing_but_the_score(method, monkeypatch):
-    table, other = answers_elsewhere(blobs([30, 30, 30], spread=3.0), 1)
-    peer, told = tabular_peer_models.PEERS[method], []
+def test_classes_of_test_rows_change_nothing_but_the_score(method, monkeypatch):
+    run, table = run_of(method), blobs([30, 30, 30], spread=3.0)
+    fold = table.folds[1]
+    y = table.y.clone()
+    y[fold[1]] = (y[fold[1]] + 1) % 3
+    peer, predicted = PEERS[method], []
 
     def fitted(task, part, choice):
         predict = peer.fitted(task, part, choice)
 
-        def heard(x):
-            told.append(predict(x).tolist())
+        def spy(x):
+            predicted.append(predict(x).tolist())
             return predict(x)
 
-        return heard
+        return spy
 
-    spied = tabular_peer_models.Peer(peer.choose, fitted)
-    spying = {**tabular_peer_models.PEERS, method: spied}
-    monkeypatch.setattr("normalign_reproduction.items.peers.experiment.PEERS", spying)
+    monkeypatch.setitem(PEERS, method, Peer(peer.choose, fitted))
     results = [
-        without_seconds(result_of(run_of(method), one)) for one in (table, other)
+        without_seconds(result_of(run, replace(table, y=some, folds=(fold,) * 4)))
+        for some in (table.y, y)
     ]
-    assert told[:4] == told[4:]
-    for kept in ("chosen", "validation"):
-        ours, theirs = ([fold[kept] for fold in r["folds"]] for r in results)
+    assert predicted[:4] == predicted[4:]
+    for name in ("chosen", "validation"):
+        ours, theirs = ([f[name] for f in result["folds"]] for result in results)
         assert ours == theirs
     assert results[0]["accuracy"] != results[1]["accuracy"]
 
@@ -193,22 +173,21 @@ def test_a_better_candidate_is_chosen():
     y = torch.arange(200) % 2
     x = torch.stack([angle.cos(), angle.sin()], 1) * (0.3 + y[:, None])
     fold = torch.arange(0, 150), torch.arange(150, 200)
-    table = UCITable("rings", x, y, 2, fold, (fold,) * 4, x[:0], y[:0], "made by hand")
     run = run_of("svc", costs=[1.0, 10.0], widths=[1e-6, 1.0])
-    result = result_of(run, table)
+    result = result_of(run, table_of(x, y, 2, (fold,) * 4))
     assert result["folds"][0]["chosen"] == {"cost": 1.0, "width": 1.0}  # the first
     assert result["accuracy"] == 1.0
 
 
-def test_the_rounds_of_boosting_are_those_of_the_least_loss():
-    table = blobs([60, 60], spread=8.0)  # noise: more rounds do worse
+def test_boosting_stops_early_on_noise():
     run = run_of(
         "hist_gradient_boosting", learning_rate=1.0, max_rounds=40, patience=5,
         leaves=[2],
     )  # fmt: skip
-    rounds = [f["chosen"]["n_rounds"] for f in result_of(run, table)["folds"]]
-    assert all(1 <= one <= 40 for one in rounds)
-    assert min(rounds) < 20
+    folds = result_of(run, blobs([60, 60], spread=8.0))["folds"]
+    rounds = [fold["chosen"]["n_rounds"] for fold in folds]
+    assert 1 <= min(rounds) < 20
+    assert max(rounds) <= 40
 
 
 def halves(table):
@@ -222,7 +201,7 @@ def task_of(method, **changes):
     return PeerTask(run_of(method, **changes).settings, 0, CPU, 1)
 
 
-def test_boosting_chooses_what_plain_fits_of_each_length_find_best():
+def test_boosting_chooses_the_best_of_plain_fits_of_each_length():
     fit, validation, _ = halves(blobs([40, 40], spread=6.0))
     task = task_of("hist_gradient_boosting", leaves=[20, 2], patience=12)
     losses, hits = {}, {}
@@ -235,7 +214,7 @@ def test_boosting_chooses_what_plain_fits_of_each_length_find_best():
             one = leaf, n_rounds
             losses[one] = log_loss(validation.y, plain.predict_proba(validation.x))
             hits[one] = (plain.predict(validation.x) == validation.y).mean()
-    best = min(losses, key=lambda one: losses[one])
+    best = min(losses, key=losses.__getitem__)
     chosen, accuracy = PEERS["hist_gradient_boosting"].choose(task, fit, validation)
     assert (chosen["leaf"], chosen["n_rounds"]) == best
     assert accuracy == pytest.approx(hits[best])
@@ -259,22 +238,22 @@ def test_catboost_is_refitted_at_the_rate_it_was_chosen_with():
 def test_catboost_has_fewer_borders_for_more_than_many_classes(classes, borders):
     pytest.importorskip("catboost")
     *_, whole = halves(blobs([4] * classes))
-    model = tabular_peer_models._catboost(task_of("catboost"), whole)
+    model = experiment._catboost(task_of("catboost"), whole)
     assert model.get_params().get("border_count") == borders
 
 
 def test_xrfm_is_refitted_for_as_many_iterations_as_it_chose(monkeypatch):
-    heard = []
+    received = []
 
-    def fitted(task, part, validation, **changes):
-        heard.append((len(part.y), changes))
+    def spy(task, part, validation, **changes):
+        received.append((len(part.y), changes))
         return SimpleNamespace(predict=lambda x: np.zeros(len(x)))
 
     task = task_of("xrfm")
-    monkeypatch.setattr(tabular_peer_models, "_xrfm", fitted)
+    monkeypatch.setattr(experiment, "_xrfm", spy)
     *_, whole = halves(blobs([6, 6]))
     PEERS["xrfm"].fitted(task, whole, {"ridge": 0.1, "iteration": 2})
-    assert heard == [(12, {"reg": 0.1, "iters": 2, "return_best_params": False})]
+    assert received == [(12, {"reg": 0.1, "iters": 2, "return_best_params": False})]
 
 
 def test_a_width_of_one_is_scikit_learns_scale():
@@ -286,7 +265,7 @@ def test_a_width_of_one_is_scikit_learns_scale():
     assert (plain.predict(validation.x) == validation.y).mean() > 0.5
 
 
-def test_what_was_chosen_on_a_part_is_fitted_to_the_whole_fold(monkeypatch):
+def test_the_choice_is_fitted_to_the_whole_fold(monkeypatch):
     sizes = []
 
     def choose(task, fit, validation):
@@ -297,13 +276,12 @@ def test_what_was_chosen_on_a_part_is_fitted_to_the_whole_fold(monkeypatch):
         sizes.append(len(part.y))
         return lambda x: np.zeros(len(x), dtype=int)
 
-    peer = tabular_peer_models.Peer(choose, fitted)
-    monkeypatch.setitem(tabular_peer_models.PEERS, "most_frequent", peer)
+    monkeypatch.setitem(PEERS, "most_frequent", Peer(choose, fitted))
     result_of(run_of("most_frequent"), blobs([40, 40]))
     assert sizes == [60] * 8
 
 
-def test_too_many_rows_are_skipped_and_said_so():
+def test_large_tables_are_skipped_with_a_reason():
     result = result_of(run_of("svc", max_rows=50), blobs([40, 40]))
     assert result["accuracy"] is None
     assert result["skipped"] == "more than 50 training rows"
@@ -312,43 +290,28 @@ def test_too_many_rows_are_skipped_and_said_so():
     assert result_of(run_of("svc", max_rows=60), blobs([40, 40]))["accuracy"] > 0
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch):
-    def missing(name):
-        raise ModuleNotFoundError(name)
-
-    monkeypatch.setattr(tabular_peer_models, "import_module", missing)
-    settings = {"method": "catboost", "protocol": "leak-free", **SMALL["catboost"]}
-    run = Run("tabular", 1, "quick", "released", "bundled", settings, 0)
-    with pytest.raises(ModuleNotFoundError, match=r"normalign-reproduction\[peers\]"):
-        result_of(run, blobs([20, 20]))
-
-
-def test_unknown_peers_and_leaking_protocols_are_refused():
+def test_refusals():
     table = blobs([20, 20])
     with pytest.raises(ValueError, match="method must be one of"):
         result_of(run_of("oracle"), table)
     with pytest.raises(ValueError, match="protocol must be 'leak-free'"):
         result_of(run_of("most_frequent", protocol="released"), table)
+    with pytest.raises(ModuleNotFoundError, match=r"normalign-reproduction\[peers\]"):
+        experiment._package("no_such_package")
 
 
 def test_every_peer_has_settings_that_json_can_hold():
-    assert set(PEER_SETTINGS) == set(tabular_peer_models.PEERS)
-    assert set(QUICK_PEER_SETTINGS) <= set(PEER_SETTINGS)
+    assert set(PEER_SETTINGS) == set(PEERS)
     for name, settings in QUICK_PEER_SETTINGS.items():
         assert set(settings) == set(PEER_SETTINGS[name])
     json.dumps([PEER_SETTINGS, QUICK_PEER_SETTINGS], allow_nan=False)
 
 
 def test_progress_rises_over_the_folds():
-    heard = []
+    received = []
     peer_result(
         run_of("most_frequent"), blobs([20, 20]), device=CPU,
-        progress=lambda share, words: heard.append((share, words)),
+        progress=lambda share, words: received.append((share, words)),
     )  # fmt: skip
-    assert [share for share, _ in heard] == [0.0, 0.25, 0.5, 0.75]
-    assert heard[0][1] == "most frequent"
-
-
-def test_a_package_that_is_not_installed_names_its_extra():
-    with pytest.raises(ModuleNotFoundError, match=r"normalign-reproduction\[peers\]"):
-        tabular_peer_models._package("no_such_package")
+    assert [share for share, _ in received] == [0.0, 0.25, 0.5, 0.75]
+    assert received[0][1] == "most frequent"

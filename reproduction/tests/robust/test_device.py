@@ -1,4 +1,4 @@
-"""On an accelerator: a recorded step is the eager one, and runs come back alike."""
+"""On a GPU: a recorded step equals the eager one, and runs are resumed."""
 
 import copy
 import warnings
@@ -9,8 +9,9 @@ import torch
 import normalign as na
 from normalign.nn import WideResNet
 from normalign_reproduction.robust import Recipe, RobustTrainer
-from normalign_reproduction.robust.draws import Draws
-from normalign_reproduction.robust.step import Batch, Captured, Step
+from normalign_reproduction.robust._draws import Draws
+from normalign_reproduction.robust._graph import RecordedFunction
+from normalign_reproduction.robust._step import Batch, Step
 
 pytestmark = pytest.mark.cuda
 
@@ -39,7 +40,7 @@ def test_gradients_of_a_recorded_step_are_those_of_the_cpu(name):
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         for device in ("cpu", "cuda"):
             network = small().to(device).train()
-            step = Step(network, recipe, n_classes=10, compile=False)
+            step = Step(network, recipe, compile=False)
             x, y = (t.to(device) for t in images())
             draws = Draws(recipe, seed=0, device=torch.device(device))
             table = torch.full((10, 10), 0.1, device=device)
@@ -61,10 +62,10 @@ def test_recording_leaves_statistics_as_they_were():
     network = small().cuda().train()
     before = copy.deepcopy(network.state_dict())
     x = images()[0].cuda()
-    captured = Captured(lambda z: [network(z)], [x], changes=[network])
+    recorded = RecordedFunction(lambda z: [network(z)], [x], network=network)
     for name, value in network.state_dict().items():
         assert torch.equal(value, before[name]), name
-    captured(x)
+    recorded(x)
     assert int(network.norm.num_batches_tracked) == 1
 
 
@@ -74,7 +75,7 @@ def short(network, **changes):
     return RobustTrainer(network, x, y, recipe, seed=0, device="cuda")
 
 
-def test_a_measurement_between_two_recordings_is_in_no_ones_way():
+def test_a_measurement_between_two_recordings_disturbs_neither():
     x = images()[0].cuda()
     trainer = short(small(), perturbation=0.005, perturbed_from=2)
 
@@ -86,7 +87,7 @@ def test_a_measurement_between_two_recordings_is_in_no_ones_way():
         trainer.train(evaluate=lambda epoch: epoch == 1, measure=measure)
 
 
-def test_a_step_that_cannot_be_recorded_is_run_all_the_same():
+def test_a_step_that_cannot_be_recorded_is_run_with_a_warning():
     recorded, plain = short(small()).train(), small().cuda()
     kept = plain(images()[0].cuda()).sum()  # forbids to record what follows
     with pytest.warns(UserWarning, match="could not be recorded"):
@@ -110,24 +111,24 @@ def test_a_run_on_an_accelerator_learns_and_is_resumed(precision, tmp_path):
     assert again.train(**options)["loss"][:40] == history["loss"]
 
 
-def test_a_replayed_attack_has_the_radius_that_it_is_given():
-    """What is recorded must not hold the first radius for ever: a ramp changes it."""
+def test_a_replayed_attack_takes_a_new_radius():
+    """The graph must not contain the first radius: a ramp changes it."""
     recipe = Recipe("pgd", n_steps=2, ramp=True)
-    step = Step(small().cuda().train(), recipe, n_classes=10, compile=False)
+    step = Step(small().cuda().train(), recipe, compile=False)
     x, y = (t.cuda() for t in images())
     inside = 0.2 + 0.6 * x  # away from the ends of [0, 1]
     for radius in (0.02, 0.1, 0.05):
         start = torch.zeros_like(x)
-        found = step.attack_images(inside, y, start, radius, radius)
+        found = step.attack(inside, y, start, radius, radius)
         assert float((found - inside).abs().max()) == pytest.approx(radius, rel=1e-4)
 
 
-def test_a_replayed_step_has_the_class_weights_that_it_is_given():
+def test_a_replayed_step_takes_new_class_weights():
     recipe, found = Recipe(soft_weight=0.0), {}
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         for device in ("cpu", "cuda"):
             network = small().to(device).train()
-            step = Step(network, recipe, n_classes=10, compile=False)
+            step = Step(network, recipe, compile=False)
             x, y = (t.to(device) for t in images())
             probes = torch.zeros(1, len(x), 10, device=device)
             found[device] = []

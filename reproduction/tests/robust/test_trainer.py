@@ -1,27 +1,38 @@
-"""Robust training: it learns, it is resumed to the bit, and it refuses."""
+"""Training: the loop of its recipe, interruptions to the bit, and refusals."""
 
+import copy
+import math
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from normalign import GrokAlign, layer_profile
+from normalign import layer_profile
 from normalign.nn import WideResNet
 from normalign_reproduction.robust import (
     Recipe,
     RobustTrainer,
     TrainingDiverged,
+    _trainer,
     evaluate,
 )
-from normalign_reproduction.robust import trainer as trainer_module
-from normalign_reproduction.robust.draws import Draws
-from normalign_reproduction.robust.trainer import pause_after
+from normalign_reproduction.robust._draws import Draws
 
 pytestmark = pytest.mark.usefixtures("ctrl_c", "time_limit")
 
+CPU = torch.device("cpu")
 TINY = {"epochs": 3, "batch_size": 16, "n_steps": 2, "averaged_from": 0.4}
+VARIANTS = {
+    "dkl": {},
+    "released": {"perturbation": 0.005, "perturbed_from": 2, "ramp": True},
+    "trades": {"objective": "trades"},
+    "pgd": {"objective": "pgd"},
+    "penalised": {"objective": "plain", "penalty_weight": 0.01, "penalty_every": 2},
+    "bf16": {"precision": "bf16"},
+}
 
 
 def images(n=40, size=8):
@@ -35,60 +46,233 @@ def images(n=40, size=8):
     return x, y
 
 
-def small():
+def wide():
     generator = torch.Generator().manual_seed(3)
     return WideResNet(10, 1, n_classes=4, n_channels=1, generator=generator)
 
 
-def weights(trainer):
-    return {k: v.clone() for k, v in trainer.network.state_dict().items()}
+def dense(activation=None, scale=0.2):
+    layers = nn.Linear(64, 32), activation or nn.ReLU(), nn.Linear(32, 4)
+    network, generator = nn.Sequential(nn.Flatten(), *layers), torch.Generator()
+    generator.manual_seed(0)
+    for parameter in network.parameters():
+        nn.init.normal_(parameter, std=scale, generator=generator)
+    return network
+
+
+def trainer_of(network=None, *, data=None, seed=5, **settings):
+    recipe = Recipe(**(TINY | settings))
+    return RobustTrainer(network or wide(), *(data or images()), recipe, seed=seed)
 
 
 def same(one, other):
-    return (
-        all(torch.equal(one[k], other[k]) for k in one) and one.keys() == other.keys()
+    one, other = one.state_dict(), other.state_dict()
+    return one.keys() == other.keys() and all(
+        torch.equal(one[k], other[k]) for k in one
     )
 
 
-VARIANTS = {
-    "dkl": {},
-    "released": {"perturbation": 0.005, "perturbed_from": 2, "ramp": True},
-    "trades": {"objective": "trades"},
-    "pgd": {"objective": "pgd"},
-    "penalised": {"objective": "plain", "penalty_weight": 0.01, "penalty_every": 2},
-    "bf16": {"precision": "bf16"},
-}
+def apart(one, other):
+    """The distance between the weights and statistics of two state dicts."""
+    real = [key for key, value in other.items() if value.is_floating_point()]
+    return math.sqrt(sum(float((one[k] - other[k]).square().sum()) for k in real))
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_run_that_was_interrupted_anywhere_ends_the_same(name, tmp_path):
-    recipe = Recipe(**{**TINY, **VARIANTS[name]})
+# what a step does
+
+
+def attacked(network, x, start, radius, step, n_steps):
+    """Signed steps up the divergence from the clean outputs, in evaluation mode."""
+    resting = copy.deepcopy(network).eval()
+    clean = resting(x).softmax(1).detach()
+    z = (x + start).clamp(x - radius, x + radius).clamp(0, 1)
+    for _ in range(n_steps):
+        z = z.detach().requires_grad_()
+        kl = F.kl_div(resting(z).log_softmax(1), clean, reduction="sum")
+        (gradient,) = torch.autograd.grad(kl, z)
+        z = z.detach() + step * gradient.sign()
+        z = torch.min(torch.max(z, x - radius), x + radius).clamp(0, 1)
+    return z.detach()
+
+
+def dkl(adv, nat, weights, soft, square):
+    """Pair by pair, as the paper of Cui et al. writes it."""
+    gaps = (nat[:, :, None] - nat[:, None]) - (adv[:, :, None] - adv[:, None])
+    pairs = weights[:, :, None] * weights[:, None]
+    squares = 0.25 * (pairs * gaps**2).sum() / pairs.sum()
+    outputs = nat.softmax(1).detach()
+    return square * squares - soft * (outputs * adv.log_softmax(1)).sum(1).mean()
+
+
+def perturbed(network, loss, strength):
+    """A copy with moved weights and the statistics of the network."""
+    proxy, moved = copy.deepcopy(network), copy.deepcopy(network)
+    gradients = torch.autograd.grad(loss(proxy), list(proxy.parameters()))
+    with torch.no_grad():
+        for weight, gradient in zip(moved.parameters(), gradients, strict=True):
+            if weight.ndim > 1:
+                weight += strength * weight.norm() * gradient / gradient.norm()
+    return moved
+
+
+ORACLE_RECIPES = {
+    "text": Recipe(
+        epochs=4, batch_size=8, n_steps=2, averaging=0.9, averaged_from=0.5,
+        augment="none", learning_rate=0.02, square_weight=2.0, temperature=3.0,
+    ),
+    "released": Recipe(
+        epochs=3, batch_size=8, n_steps=2, step_size=8 / 255, ramp=True,
+        perturbation=0.05, perturbed_from=2, averaging=0.9, averaged_from=0.4,
+        learning_rate=0.02,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ORACLE_RECIPES)
+def test_training_by_dkl_is_a_plain_loop(name):
+    recipe, n, k = ORACLE_RECIPES[name], 20, 4  # batches of 8, 8 and 4
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.rand(n, 1, 8, 8, generator=generator), torch.arange(n) % k
+    trainer = RobustTrainer(wide(), x, y, recipe, seed=7)
+    history = trainer.train(evaluate=lambda epoch: True)
+    network, draws = wide().train(), Draws(recipe, seed=7, device=CPU)
+    velocity = [torch.zeros_like(p) for p in network.parameters()]
+    weights, average, step, losses = torch.full((k, k), 1 / k), {}, 0, []
+    for epoch in range(1, recipe.epochs + 1):
+        rate = recipe.learning_rate / 2
+        rate *= 1 + math.cos(math.pi * epoch / (recipe.epochs + 1))
+        share = epoch / recipe.epochs if recipe.ramp else 1
+        radius, length = share * recipe.radius, share * recipe.step_size
+        sums, total = torch.zeros(k, k), 0.0
+        for index in draws.order(epoch, n).split(8):
+            a, labels = draws.images(x[index], step), y[index]
+            start = draws.starts(a, step, radius)
+            z = attacked(network, a, start, radius, length, recipe.n_steps)
+            seen = []
+
+            def loss(model, a=a, z=z, labels=labels, weights=weights, seen=seen):
+                adv, nat = model(z), model(a)
+                seen[:] = [nat]
+                return F.cross_entropy(nat, labels) + dkl(
+                    adv, nat, weights[labels], recipe.soft_weight, recipe.square_weight
+                )
+
+            used = network
+            if recipe.perturbation and epoch >= recipe.perturbed_from:
+                used = perturbed(network, loss, recipe.perturbation)
+            value = loss(used)
+            gradients = torch.autograd.grad(value, list(used.parameters()))
+            with torch.no_grad():
+                for own, moved in zip(network.buffers(), used.buffers(), strict=True):
+                    own.copy_(moved)
+                for p, v, g in zip(
+                    network.parameters(), velocity, gradients, strict=True
+                ):
+                    v.mul_(0.9).add_(g + 5e-4 * p)
+                    p -= rate * v
+                sums.index_add_(0, labels, (seen[0] / recipe.temperature).softmax(1))
+                now = {key: v.clone() for key, v in network.state_dict().items()}
+                began = int(recipe.averaged_from * recipe.epochs)
+                if epoch == began:
+                    average = now
+                elif epoch > began:
+                    for key, new in now.items():
+                        if new.is_floating_point():
+                            average[key] = 0.9 * average[key] + 0.1 * new
+            total += float(value.detach()) * len(index)
+            step += 1
+        weights = sums / sums.sum(1, keepdim=True)
+        losses.append(total / n)
+    # A gradient that is zero up to rounding has either sign and moves its pixel the
+    # other way, which a dozen steps amplify.
+    assert history["loss"] == pytest.approx(losses, rel=2e-3)
+    assert history["loss"][0] == pytest.approx(losses[0], rel=1e-5)
+    torch.testing.assert_close(
+        trainer._tables["class_weights"], weights, rtol=0, atol=2e-3
+    )
+    start = wide().state_dict()
+    for found, expected in (
+        (trainer.network.state_dict(), network.state_dict()),
+        (trainer.averaged.state_dict(), average),
+    ):
+        assert apart(found, expected) < 0.05 * apart(start, expected)
+
+
+@pytest.mark.parametrize("penalty_weight", [0.0, 0.05])
+def test_plain_training_is_sgd_with_the_penalty_of_the_paper(penalty_weight):
     x, y = images()
-    whole = RobustTrainer(small(), x, y, recipe, seed=5)
-    expected = whole.train(evaluate=lambda epoch: True)
-    path = tmp_path / "run.safetensors"
-    steps, taken = recipe.epochs * 3, 0
-    for stop in (1, 4, 6):  # in the middle of epochs, and at the end of one
-        trainer = RobustTrainer(small(), x, y, recipe, seed=5)
-        take = trainer._take
+    settings = {"augment": "none", "averaging": 0.0, "epochs": 1}
+    penalty = {"penalty_weight": penalty_weight, "penalty_every": 2}
+    trainer = trainer_of(dense(), objective="plain", **settings, **penalty)
+    trainer.train()
+    recipe, network = trainer.recipe, dense()
+    draws = Draws(recipe, seed=5, device=CPU)
+    optimizer = torch.optim.SGD(
+        network.parameters(), recipe.rate(1), momentum=0.9, weight_decay=5e-4
+    )
+    for step, index in enumerate(draws.order(1, 40).split(16)):
+        a = x[index].requires_grad_()
+        outputs = network(a)
+        loss = F.cross_entropy(outputs, y[index])
+        if penalty_weight and step % 2 == 0:
+            noise = draws.probes(a, 4, step)[0]
+            v = noise / noise.norm(dim=1, keepdim=True) * math.sqrt(4)
+            (row,) = torch.autograd.grad((outputs * v).sum(), a, create_graph=True)
+            offset = (outputs * v).sum(1) - (row * a).sum((1, 2, 3))
+            value = row.square().sum((1, 2, 3)) + offset.square()
+            loss = loss + penalty_weight * 2 * value.mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    if not penalty_weight:
+        assert same(trainer.network, network)
+    for own, other in zip(
+        trainer.network.parameters(), network.parameters(), strict=True
+    ):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
 
-        def counted(epoch, i, take=take, trainer=trainer, stop=stop):
-            take(epoch, i)
-            if trainer._done + 1 == stop:
-                signal.raise_signal(signal.SIGINT)
 
-        trainer._take = counted
-        with pytest.raises(KeyboardInterrupt):
-            trainer.train(evaluate=lambda epoch: True, checkpoint=path)
-        assert trainer._done == stop
-        taken = stop
-    assert taken < steps
-    resumed = RobustTrainer(small(), x, y, recipe, seed=5)
-    found = resumed.train(evaluate=lambda epoch: True, checkpoint=path)
-    assert same(weights(whole), weights(resumed))
-    assert same(whole.averaged.state_dict(), resumed.averaged.state_dict())
-    for column in ("epoch", "loss", "seen_accuracy"):
-        assert expected[column] == found[column]
+def test_class_weights_are_the_mean_tempered_probabilities_of_each_class():
+    x, y = images()
+    trainer = trainer_of(data=(x[y < 3], y[y < 3]), epochs=1)
+    trainer.train()
+    table = trainer._tables["class_weights"]
+    torch.testing.assert_close(table.sum(1), torch.ones(4))
+    assert table[3].tolist() == [0.25] * 4  # no image of class 3: its row stays
+    assert table[:3].std() > 0
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_passes_have_the_precision_of_the_recipe_and_sums_float32(precision):
+    network, seen = wide(), set()
+    network.fc.register_forward_hook(
+        lambda module, _, out: seen.add(out.dtype) if module.training else None
+    )
+    trainer = trainer_of(network, epochs=1, precision=precision)
+    trainer.train()
+    assert seen == {torch.bfloat16 if precision == "bf16" else torch.float32}
+    state = [*trainer.network.state_dict().values(), trainer._tables["class_sums"]]
+    assert {t.dtype for t in state if t.is_floating_point()} == {torch.float32}
+
+
+# what training does
+
+
+def test_adversarial_training_makes_a_network_robust():
+    x, y = images(80)
+    scores = {}
+    for objective in ("plain", "pgd", "trades", "dkl"):
+        trainer = trainer_of(
+            dense(), data=(x, y), seed=0, objective=objective, epochs=25,
+            batch_size=20, radius=0.2, step_size=0.1, n_steps=4, learning_rate=0.05,
+            augment="none", soft_weight=1.0, square_weight=1.0,
+        )  # fmt: skip
+        trainer.train()
+        scores[objective] = evaluate(trainer.network, x, y, radius=0.2, n_steps=10)
+    plain = scores.pop("plain")
+    assert plain["accuracy"] > 0.9
+    for found in scores.values():
+        assert found["robust_accuracy"] > plain["robust_accuracy"] + 0.2, scores
 
 
 def mean_row(network):
@@ -97,203 +281,98 @@ def mean_row(network):
 
 @pytest.mark.parametrize("name", ["dkl", "released", "trades", "pgd"])
 def test_training_never_turns_the_mean_row_of_the_head(name):
-    # No loss here sees what is added to all logits, so that the mean row has no slope
-    # but its decay: centroids show the start of a network, not what it learned.
-    recipe = Recipe(**{**TINY, "weight_decay": 0.1, **VARIANTS[name]})
-    trainer = RobustTrainer(small(), *images(), recipe, seed=5)
+    # No loss here depends on what is added to all logits, so the gradient of the mean
+    # row is its decay alone: centroids show a network's start, not what it learned.
+    trainer = trainer_of(weight_decay=0.1, **VARIANTS[name])
     trainer.train()
-    before, after = mean_row(small()), mean_row(trainer.network)
-    shrunk = mean_row(small())
-    speed = torch.zeros_like(shrunk)
+    before, after = mean_row(wide()), mean_row(trainer.network)
+    shrunk, speed = before.clone(), torch.zeros_like(before)
     for epoch in (1, 2, 3):
         for _ in range(3):
             speed = 0.9 * speed + 0.1 * shrunk
-            shrunk = shrunk - recipe.rate(epoch) * speed
+            shrunk = shrunk - trainer.recipe.rate(epoch) * speed
     torch.testing.assert_close(after, shrunk, rtol=1e-4, atol=1e-6)
     assert after.norm() < 0.95 * before.norm()
 
 
 def test_centroids_change_sign_with_the_mean_row_that_training_began_with():
     # With heads drawn so that a mean row is as likely as its opposite, centroid
-    # alignment is 0 on average, whatever was learned, at every stage.
-    x, y = images()
+    # alignment is 0 on average at every stage, whatever was learned.
     found = []
     for sign in (1.0, -1.0):
-        network = small()
+        network = wide()
         network.fc.weight.data += (sign - 1.0) * mean_row(network).float()
-        trainer = RobustTrainer(network, x, y, Recipe("pgd", **TINY), seed=5)
-        trainer.train()
+        trainer_of(network, objective="pgd").train()
         places = [None, "layer1", "layer3"]
-        found.append(layer_profile(network.eval(), x, places=places))
+        found.append(layer_profile(network.eval(), images()[0], places=places))
     for one, other in zip(found[0].values(), found[1].values(), strict=True):
-        slopes = one.centroid_alignment
-        assert slopes.abs().mean() > 0.01
-        opposite = -other.centroid_alignment  # but for rounding on the way
-        torch.testing.assert_close(slopes, opposite, rtol=0, atol=1e-3)
+        centroids = one.centroid_alignment
+        assert centroids.abs().mean() > 0.01
+        opposite = -other.centroid_alignment  # up to rounding on the way
+        torch.testing.assert_close(centroids, opposite, rtol=0, atol=1e-3)
 
 
-def test_a_penalty_on_the_jacobian_does_turn_it():
-    recipe = Recipe(**{**TINY, **VARIANTS["penalised"]})
-    trainer = RobustTrainer(small(), *images(), recipe, seed=5)
-    trainer.train()
-    cosine = F.cosine_similarity(mean_row(small()), mean_row(trainer.network), dim=0)
-    assert cosine < 0.999
-
-
-def test_plain_training_is_sgd_in_a_loop():
-    x, y = images()
-    recipe = Recipe(
-        "plain", augment="none", averaging=0.0, **(TINY | {"averaged_from": 1})
-    )
-    trainer = RobustTrainer(small(), x, y, recipe, seed=5)
-    trainer.train()
-    network = small().train()
-    optimizer = torch.optim.SGD(
-        network.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4
-    )
-    draws = Draws(recipe, seed=5, device=torch.device("cpu"))
-    for epoch in (1, 2, 3):
-        optimizer.param_groups[0]["lr"] = recipe.rate(epoch)
-        for index in draws.order(epoch, 40).split(16):
-            optimizer.zero_grad()
-            F.cross_entropy(network(x[index]), y[index]).backward()
-            optimizer.step()
-    assert same(weights(trainer), network.state_dict())
-
-
-def test_the_penalty_is_grokalign_every_so_often():
-    x, y = images()
-    settings = TINY | {"epochs": 1}
-    recipe = Recipe("plain", augment="none", penalty_weight=0.1, penalty_every=2,
-                    **settings)  # fmt: skip
-    trainer = RobustTrainer(small(), x, y, recipe, seed=5)
-    loss = trainer.train()["loss"][0]
-    plain = Recipe("plain", augment="none", **settings)
-    without = RobustTrainer(small(), x, y, plain, seed=5).train()["loss"][0]
-    assert loss > without
-    # The first step's penalty, from the same network and any probes of its size.
-    network = small().train()
-    index = Draws(recipe, seed=5, device=torch.device("cpu")).order(1, 40)[:16]
-    penalty = GrokAlign(0.1, every=2, generator=torch.Generator().manual_seed(0))
-    values = [float(penalty(network, x[index])[1].detach()) for _ in range(40)][::2]
-    assert loss - without == pytest.approx(
-        # Steps 0 and 2, of 16 and of 8 images of 40; the second was not measured here.
-        sum(values) / len(values) * 24 / 40, rel=0.5,
-    )  # fmt: skip
-
-
-def test_adversarial_training_makes_a_network_robust():
-    x, y = images(80)
-    scores = {}
-    for objective in ("plain", "pgd", "trades", "dkl"):
-        recipe = Recipe(
-            objective, epochs=25, batch_size=20, radius=0.2, step_size=0.1, n_steps=4,
-            learning_rate=0.05, augment="none", soft_weight=1.0, square_weight=1.0,
-        )  # fmt: skip
-        network = nn.Sequential(
-            nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4)
-        )
-        generator = torch.Generator().manual_seed(0)
-        for parameter in network.parameters():
-            nn.init.normal_(parameter, std=0.2, generator=generator)
-        trainer = RobustTrainer(network, x, y, recipe, seed=0)
-        trainer.train()
-        scores[objective] = evaluate(trainer.network, x, y, radius=0.2, n_steps=10)
-    assert scores["plain"]["accuracy"] > 0.9
-    for objective in ("pgd", "trades", "dkl"):
-        gained = scores[objective]["robust_accuracy"]
-        assert gained > scores["plain"]["robust_accuracy"] + 0.2, (objective, scores)
-
-
-def test_measures_come_from_the_network_at_rest_and_progress_from_every_epoch():
-    x, y = images()
+def test_rows_and_progress_come_from_the_epochs_asked_for():
     modes, epochs = [], []
-    trainer = RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
+    trainer = trainer_of()
 
     def measure(network):
         modes.append(network.training)
-        return {"answer": 42.0}
+        return {"number": 42.0}
 
     history = trainer.train(
-        evaluate=lambda epoch: epoch == 2, measure=measure,
+        evaluate=lambda epoch: epoch == 2,
+        measure=measure,
         progress=lambda epoch, row: epochs.append((epoch, row is not None)),
-    )  # fmt: skip
-    assert history["answer"] == [42.0, 42.0]
+    )
+    assert history["number"] == [42.0, 42.0]
     assert history["epoch"] == [2, 3]
     assert modes == [False, False]
     assert epochs == [(1, False), (2, True), (3, True)]
+    # The network is as it was, and the memory of the steps is released.
     assert trainer.network.training
+    assert all(p.grad is None for p in trainer.network.parameters())
+    assert not trainer._step._recorded
+    assert not trainer._step._copies
 
 
-def test_class_weights_are_the_mean_tempered_probabilities_of_each_class():
-    x, y = images()
-    x, y = x[y < 3], y[y < 3]  # no image of class 3: its row stays
-    recipe = Recipe(**(TINY | {"epochs": 1}))
-    trainer = RobustTrainer(small(), x, y, recipe, seed=0)
-    trainer.train()
-    table = trainer._tables["class_weights"]
-    torch.testing.assert_close(table.sum(1), torch.ones(4))
-    assert table[3].tolist() == [0.25] * 4
-    assert table[:3].std() > 0
+# interruptions and checkpoints
 
 
-def test_a_checkpoint_of_another_run_is_refused_and_left(tmp_path):
-    x, y = images()
-    path = tmp_path / "run.safetensors"
-    trainer = RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
-    trainer.train(checkpoint=path, checkpoint_seconds=0)
-    content = path.read_bytes()
-    other = RobustTrainer(small(), x, y, Recipe(**TINY), seed=1)
-    with pytest.raises(ValueError, match=r"another run, which differs in: seed\."):
-        other.train(checkpoint=path)
-    assert path.read_bytes() == content
+def interrupt_after(trainer, stop):
+    """Have Ctrl-C arrive in the middle of a step."""
+    take = trainer._take_step
 
-
-def test_a_loss_that_is_lost_is_told():
-    x, y = images()
-    recipe = Recipe("plain", learning_rate=1e30, **TINY)
-    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
-    with pytest.raises(TrainingDiverged, match=r"the loss must be finite, got .* in"):
-        RobustTrainer(network, x, y, recipe, seed=0).train()
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "words"),
-    [
-        (
-            torch.zeros(2, 3),
-            torch.zeros(2).long(),
-            r"x must be of shape \(n, c, h, w\)",
-        ),
-        (torch.zeros(2, 1, 8, 8).long(), torch.zeros(2).long(), "x must be of real"),
-        (2 * torch.ones(2, 1, 8, 8), torch.zeros(2).long(), r"values in \[0, 1\]"),
-        (torch.zeros(2, 1, 8, 8), torch.zeros(3).long(), r"y must be of shape \(2,\)"),
-        (torch.zeros(2, 1, 8, 8), torch.zeros(2), "y must be whole numbers"),
-        (torch.zeros(2, 1, 8, 8), torch.full((2,), 4), "y must be classes below 4"),
-        (torch.zeros(2, 1, 8, 8), torch.full((2,), -1), "y must be 0 or more"),
-    ],
-)
-def test_data_that_do_not_fit_are_refused(x, y, words):
-    with pytest.raises(
-        (ValueError, TypeError), match=f"RobustTrainer: .*{words}|{words}"
-    ):
-        RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
-
-
-def interrupted_after(trainer, stop):
-    """Have Ctrl-C come in the middle of a step."""
-    take = trainer._take
-
-    def counted(epoch, i):
-        take(epoch, i)
-        if trainer._done + 1 == stop:
+    def interrupted():
+        if trainer._n_steps + 1 == stop:
             signal.raise_signal(signal.SIGINT)
+        take()
 
-    trainer._take = counted
+    trainer._take_step = interrupted
 
 
-class Looks:
-    """A measurement that counts its calls, and fails on demand."""
+@pytest.mark.parametrize("name", VARIANTS)
+def test_an_interrupted_run_ends_the_same(name, tmp_path):
+    whole, path = trainer_of(**VARIANTS[name]), tmp_path / "run"
+    expected = whole.train(evaluate=lambda epoch: True)
+    for stop in (1, 4, 6):  # in the middle of an epoch, and at the end of one
+        trainer = trainer_of(**VARIANTS[name])
+        interrupt_after(trainer, stop)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train(evaluate=lambda epoch: True, checkpoint=path)
+        assert trainer._n_steps == stop
+    # Another trainer, and the interrupted one, whose weights are no longer the first.
+    for resumed in (trainer_of(**VARIANTS[name]), trainer):
+        resumed._take_step = type(resumed)._take_step.__get__(resumed)
+        found = resumed.train(evaluate=lambda epoch: True, checkpoint=path)
+        assert same(whole.network, resumed.network)
+        assert same(whole.averaged, resumed.averaged)
+        for column in ("epoch", "loss", "seen_accuracy"):
+            assert expected[column] == found[column]
+
+
+class Measure:
+    """A measure that counts its calls, and can fail."""
 
     def __init__(self, *, fails=False):
         self.n, self.fails = 0, fails
@@ -301,209 +380,145 @@ class Looks:
     def describe(self):
         return {}
 
+    def __reduce__(self):  # the same to a checkpoint, whatever it counts
+        return Measure, ()
+
     def __call__(self, network):
         self.n += 1
         if self.fails:
             raise RuntimeError("out of memory")
-        return {"answer": 1.0}
+        return {"number": 1.0}
 
 
-def test_ctrl_c_in_the_last_step_of_an_epoch_does_not_wait_for_a_look(tmp_path):
-    x, y = images()
-    path, looks = tmp_path / "run", Looks()
-
-    def everything(trainer):
-        return trainer.train(
-            evaluate=lambda epoch: True, measure=looks, checkpoint=path
-        )
-
-    trainer = RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
-    interrupted_after(trainer, 3)  # of three steps in an epoch
+def test_ctrl_c_in_the_last_step_of_an_epoch_does_not_wait_for_its_measure(tmp_path):
+    path, measure = tmp_path / "run", Measure()
+    options = {"evaluate": lambda epoch: True, "measure": measure, "checkpoint": path}
+    trainer = trainer_of()
+    interrupt_after(trainer, 3)  # of three steps in an epoch
     with pytest.raises(KeyboardInterrupt):
-        everything(trainer)
+        trainer.train(**options)
     assert path.is_file()
-    assert looks.n == 0
-    history = everything(RobustTrainer(small(), x, y, Recipe(**TINY), seed=0))
-    assert history["epoch"] == [1, 2, 3]
-    assert looks.n == 3
+    assert measure.n == 0
+    assert trainer_of().train(**options)["epoch"] == [1, 2, 3]
+    assert measure.n == 3
 
 
-def test_a_look_that_fails_costs_no_step_and_makes_no_row_twice(tmp_path):
-    x, y = images()
-    path = tmp_path / "run"
-    trainer = RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
+def test_a_failing_measure_costs_no_step_and_repeats_no_row(tmp_path):
+    options = {"evaluate": lambda epoch: epoch == 2, "checkpoint": tmp_path / "run"}
     with pytest.raises(RuntimeError, match="out of memory"):
-        trainer.train(
-            evaluate=lambda epoch: epoch == 2, measure=Looks(fails=True),
-            checkpoint=path, checkpoint_seconds=0,
-        )  # fmt: skip
-    again = RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
-    taken, take = [], again._take
-    again._take = lambda epoch, i: taken.append((epoch, i)) or take(epoch, i)
-    history = again.train(
-        evaluate=lambda epoch: epoch == 2, measure=Looks(), checkpoint=path
-    )
-    assert taken == [(3, 0), (3, 1), (3, 2)]
-    assert history["epoch"] == [2, 3]
+        trainer_of().train(**options, measure=Measure(fails=True), checkpoint_seconds=0)
+    again, steps = trainer_of(), []
+    take = again._take_step
+    again._take_step = lambda: steps.append(again._n_steps) or take()
+    assert again.train(**options, measure=Measure())["epoch"] == [2, 3]
+    assert steps == [6, 7, 8]
 
 
-def test_a_checkpoint_of_the_same_images_in_another_order_is_refused(tmp_path):
-    x, y = images()
-    path = tmp_path / "run"
-    RobustTrainer(small(), x, y, Recipe(**TINY), seed=0).train(
-        checkpoint=path, checkpoint_seconds=0
-    )
-    other = RobustTrainer(small(), x.flip(0), y.flip(0), Recipe(**TINY), seed=0)
-    with pytest.raises(ValueError, match=r"another run, which differs in: x, y\."):
-        other.train(checkpoint=path)
-
-
-def with_the_same_linear_digest(y):
-    """Two other labels that an earlier, linear digest did not tell from ``y``."""
+def other_labels(y):
+    """Labels with the same weighted sum: no linear digest tells them apart."""
     other = y.clone()
-    # Weights of the places are 1, 3, 5, ...: these changes cancel.
     other[[4, 6, 8]] += torch.tensor([1, -2, 1])
     return other
 
 
-def network(activation, *, scale=1.0):
-    generator = torch.Generator().manual_seed(0)
-    layers = nn.Linear(64, 8), activation, nn.Linear(8, 4)
-    for value in (p for layer in layers for p in layer.parameters()):
-        value.data = scale * torch.randn(value.shape, generator=generator)
-    return nn.Sequential(nn.Flatten(), *layers)
-
-
 @pytest.mark.parametrize(
-    ("change", "names"),
+    ("changed", "names"),
     [
-        ({"network": (nn.Tanh(), 1.0)}, "network"),
-        ({"network": (nn.ReLU(), 1.01)}, "weights"),
-        ({"y": with_the_same_linear_digest}, "y"),
+        ({"seed": 1}, "seed"),
+        ({"network": dense(nn.Tanh())}, "network"),
+        ({"network": dense(scale=0.21)}, "weights"),
+        ({"change": lambda x, y: (x, other_labels(y))}, "y"),
+        ({"change": lambda x, y: (x.flip(0), y.flip(0))}, "x, y"),
         ({"radius": 0.1}, r"recipe\.radius"),
-        ({"evaluate": True}, "evaluate"),
+        ({"every": True}, "evaluate"),
     ],
 )
-def test_a_checkpoint_is_of_one_network_its_start_its_labels_and_its_recipe(
-    tmp_path, change, names
-):
-    x, y = images()
-    y[8] = 1
+def test_a_checkpoint_of_another_run_is_refused_and_stays(tmp_path, changed, names):
+    path = tmp_path / "run"
 
-    def run(changes):
-        recipe = Recipe("pgd", **TINY, radius=changes.get("radius", 0.03))
-        activation, scale = changes.get("network", (nn.ReLU(), 1.0))
-        labels = changes.get("y", torch.clone)(y)
-        return RobustTrainer(
-            network(activation, scale=scale), x, labels, recipe, seed=0
-        ).train(
-            checkpoint=tmp_path / "c", checkpoint_seconds=0,
-            evaluate=lambda epoch: changes.get("evaluate", False),
-        )  # fmt: skip
+    def run(*, network=None, change=None, every=False, **settings):
+        x, y = images()
+        y[8] = 1
+        data = change(x, y) if change else (x, y)
+        network = copy.deepcopy(network or dense())
+        settings = {"objective": "pgd"} | settings
+        return trainer_of(network, data=data, **settings).train(
+            checkpoint=path, checkpoint_seconds=0, evaluate=lambda epoch: every
+        )
 
-    expected = run({})
-    assert run({})["loss"] == expected["loss"]
+    loss = run()["loss"]
+    assert run()["loss"] == loss
+    content = path.read_bytes()
     with pytest.raises(ValueError, match=rf"which differs in: {names}\."):
-        run(change)
-
-
-def test_a_trainer_goes_on_from_the_checkpoint_that_it_wrote_itself(tmp_path):
-    x, y = images()
-    whole = RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
-    whole.train()
-    trainer = RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
-    interrupted_after(trainer, 4)
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train(checkpoint=tmp_path / "c")
-    trainer.train(checkpoint=tmp_path / "c")  # its weights are no longer the first
-    assert same(weights(whole), weights(trainer))
+        run(**changed)
+    assert path.read_bytes() == content
 
 
 def test_a_checkpoint_needs_a_measure_that_it_can_identify(tmp_path):
-    x, y = images()
-    trainer = RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
-    rule = "^RobustTrainer.train: measure must be one that a checkpoint can identify, "
-    with pytest.raises(TypeError, match=f"{rule}got a lambda. Define it at the top"):
+    trainer = trainer_of()
+    with pytest.raises(TypeError, match=r"^RobustTrainer\.train: measure must be"):
         trainer.train(measure=lambda network: {}, checkpoint=tmp_path / "c")
-    trainer.train(measure=lambda network: {"answer": 1.0})
+    trainer.train(measure=lambda network: {"number": 1.0})
 
 
 def test_checkpoints_that_take_long_are_rarer(tmp_path, monkeypatch):
-    assert pause_after(10.0, wanted=15.0) == 150
-    assert pause_after(10.0, wanted=0.0) == 0
-    x, y = images()
-    written = []
+    written, now = [], [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: now[0])
 
-    class Clock:
-        now = 0.0
+    def slow_write(path, state, record):
+        written.append(record["steps"])
+        now[0] += 3
 
-        def monotonic(self):
-            return self.now
-
-        perf_counter = monotonic
-
-    def slow(path, parts, record):
-        written.append(record["done"])
-        clock.now += 3
-
-    clock = Clock()
-    monkeypatch.setattr(trainer_module, "time", clock)
-    monkeypatch.setattr(trainer_module, "write_checkpoint", slow)
-    trainer = RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
-    take = trainer._take
-
-    def timed(epoch, i):
-        take(epoch, i)
-        clock.now += 7
-
-    trainer._take = timed
+    monkeypatch.setattr(_trainer, "time", clock)
+    monkeypatch.setattr(_trainer, "write_checkpoint", slow_write)
+    trainer = trainer_of()
+    take = trainer._take_step
+    trainer._take_step = lambda: (take(), now.__setitem__(0, now[0] + 7))
     history = trainer.train(checkpoint=tmp_path / "run", checkpoint_seconds=15)
     # Nine steps of 7 s: the first after 15, the next only after 60 more.
     assert written == [3]
     assert history.seconds == 9 * 7
 
 
-def test_a_network_whose_last_update_was_too_long_is_told():
-    x, y = images()
-    recipe = Recipe("plain", learning_rate=1e38, **(TINY | {"epochs": 1}))
-    recipe = Recipe(**{**vars(recipe), "batch_size": 40})
-    with pytest.raises(TrainingDiverged, match="the network's outputs must be finite"):
-        RobustTrainer(small(), x, y, recipe, seed=0).train()
+# refusals
 
 
-def test_what_was_recorded_is_given_back_at_the_end():
-    x, y = images()
-    trainer = RobustTrainer(small(), x, y, Recipe(**TINY), seed=0)
-    trainer.train()
-    assert all(p.grad is None for p in trainer.network.parameters())
-    assert not trainer._step._recorded
-    assert not trainer._step._frozen
+@pytest.mark.parametrize(
+    ("rate", "batch_size", "message"),
+    [
+        (1e30, 16, "the loss must be finite, got .* in epoch 1"),
+        # One step: the loss before it is finite, the outputs after it are not.
+        (1e38, 40, "the network's outputs must be finite"),
+    ],
+)
+def test_a_diverged_run_is_refused(rate, batch_size, message):
+    settings = {"objective": "plain", "learning_rate": rate, "epochs": 1}
+    with pytest.raises(TrainingDiverged, match=f"^RobustTrainer.train: {message}"):
+        trainer_of(**settings, batch_size=batch_size).train()
+
+
+ZEROS, LABELS = torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (torch.zeros(2, 3), LABELS, r"x must have shape \(n, c, h, w\)"),
+        (torch.zeros(0, 1, 8, 8), LABELS[:0], "x must have shape"),
+        (ZEROS + 2, LABELS, r"x must have values in \[0, 1\], got values from 2 to 2"),
+        (ZEROS * torch.nan, LABELS, r"x must have values in \[0, 1\]"),
+        (ZEROS, LABELS[:1], r"y must be integers of shape \(2,\)"),
+        (ZEROS, LABELS.double(), "y must be integers"),
+        (ZEROS, LABELS + 4, "y must be from 0 to 3, .* got 4 to 4"),
+        (ZEROS, LABELS - 1, "y must be from 0 to 3, .* got -1 to -1"),
+    ],
+)
+def test_unsuitable_data_are_refused(x, y, message):
+    with pytest.raises(ValueError, match=f"^RobustTrainer: {message}"):
+        trainer_of(data=(x, y))
 
 
 def test_a_network_in_another_precision_is_refused():
-    words = (
-        r"network must be all in float32, got stem.weight in .*\. Call network.float"
-    )
-    with pytest.raises(ValueError, match=words):
-        RobustTrainer(small().double(), *images(), Recipe(**TINY), seed=0)
-
-
-def test_an_unknown_way_to_compile_is_refused():
-    with pytest.raises(TypeError, match="compile must be True, False or 'auto'"):
-        RobustTrainer(small(), *images(), Recipe(**TINY), seed=0, compile="always")
-
-
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_products_of_training_are_in_the_precision_that_was_asked_for(precision):
-    x, y = images()
-    network, seen = small(), set()
-    network.fc.register_forward_hook(
-        lambda module, _, out: seen.add(out.dtype) if module.training else None
-    )
-    recipe = Recipe(**(TINY | {"epochs": 1}), precision=precision)
-    trainer = RobustTrainer(network, x, y, recipe, seed=0)
-    trainer.train()
-    assert seen == {torch.bfloat16 if precision == "bf16" else torch.float32}
-    # What is summed over steps stays in float32.
-    state = [*trainer.network.state_dict().values(), trainer._tables["class_sums"]]
-    assert {t.dtype for t in state if t.is_floating_point()} == {torch.float32}
+    message = r"network must be all in float32, got stem.weight in .*\. Call network"
+    with pytest.raises(ValueError, match=message):
+        trainer_of(wide().double())

@@ -1,10 +1,10 @@
-"""Residual networks trained robustly on pictures, and the geometry they end with."""
+"""Residual networks trained against attacks, and their geometry after training."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,262 +31,237 @@ from normalign_reproduction.robust import (
     evaluate,
 )
 from normalign_reproduction.spec import Run
-from normalign_reproduction.training import (
-    history_columns,
-    log_spaced,
-    round_all,
-)
+from normalign_reproduction.training import history_columns, log_spaced, round_all
 
 __all__ = ["batches", "compute", "recipe_of"]
 
 _log = logging.getLogger(__name__)
 
-_ACCURACIES = (
-    "train_accuracy", "test_accuracy", "robust_accuracy", "nearby_accuracy",
-    "validation_accuracy", "validation_robust_accuracy",
-)  # fmt: skip
-# Images that are looked at while a network trains, and the steps of an attack then; at
-# its end it is all that are asked.
-WATCHED = 200
-WATCHED_STEPS = 10
-# That attack is weaker than the one at the end: its accuracy has a name of its own.
-ROUGH = "rough_robust_accuracy"
-_AT_ONCE = 500
-# Of a history: its epochs are kept anyway, the others are no results.
-_UNKEPT = ("epoch", "seconds", "learning_rate")
-_SPOKEN = {
-    "train_accuracy": "train {:.0%}", "test_accuracy": "test {:.0%}",
-    ROUGH: "robust {:.0%}", "normal_alignment": "alignment {:.3f}",
-}  # fmt: skip
+# During training, the images that are measured and the most steps of their attack.
+N_WATCHED, WATCHED_STEPS = 200, 10
+_BATCH_SIZE = 500
 
 
 def batches(runs: Sequence[Run], device: torch.device) -> list[list[Run]]:
-    """Return each run alone, those that take longest first."""
+    """Return each run alone, the longest first."""
 
-    def work(run: Run) -> float:
+    def cost(run: Run) -> float:
         recipe = recipe_of(run)
         passes = recipe.epochs * (recipe.n_steps + 2) * run["n_train"]
         return passes * network_cost(run["network"])
 
-    return [[run] for run in sorted(runs, key=work, reverse=True)]
+    return [[run] for run in sorted(runs, key=cost, reverse=True)]
 
 
 def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
     """Return accuracies and geometry of the network that each run trains.
 
-    Geometry is the mean over the first ``n_measured`` training images, not
-    augmented, of the map from the input, and of the maps from the inputs of
-    ``places``; with ``control``, also of the network as it was before training,
-    once its normalisation has seen the training images. Accuracies under attack are
-    at ``attack``; with ``nearby``, a weaker one, there is one under that, too, and
-    validation images are attacked by it. All of it is there for the weights at the
-    end and for their average on the way. What is not finite, of a run that
-    diverged, is ``None``.
+    Geometry is the mean over the first ``n_measured`` training images, not augmented,
+    of the map from the input, and of those from the inputs of ``places``; with
+    ``control`` also of the network before training, once its normalisation has the
+    statistics of the training images. Robust accuracies are under ``attack``; with
+    ``nearby``, a weaker attack, there is another one under that, which then attacks the
+    validation images, too. All numbers are of the final weights and of their average.
+    Numbers of a diverged run, and others that are not finite, are ``None``.
     """
     results = []
-    for number, run in enumerate(batch):
+    for i, run in enumerate(batch):
 
-        def tell(share: float, words: str, number: int = number) -> None:
-            context.progress((number + share) / len(batch), words)
+        def progress(share: float, words: str, i: int = i) -> None:
+            context.progress((i + share) / len(batch), words)
 
-        results.append(_Robust(run, context, tell).result())
+        results.append(_train_and_measure(run, context, progress))
     return results
 
 
 def recipe_of(run: Run) -> Recipe:
-    """Return how a run trains: its recipe, with what a smaller size changes of it.
+    """Return the recipe of a run, with the changes of a smaller size.
 
-    The setting ``shortened`` has the changes; with ``steps`` among them, the epochs are
-    as many as have about that number of steps.
+    The changes are in the setting ``shortened``. If they have ``steps``, the recipe has
+    as many epochs as make about that number of steps.
     """
-    changed = dict(run.settings.get("shortened", {}))
-    steps = changed.pop("steps", None)
-    recipe = Recipe(**{**run["recipe"], **changed})
+    changes = dict(run.settings.get("shortened", {}))
+    steps = changes.pop("steps", None)
+    recipe = Recipe(**{**run["recipe"], **changes})
     if steps is None:
         return recipe
-    in_epoch = -(-run["n_train"] // recipe.batch_size)
-    return replace(recipe, epochs=max(1, steps // in_epoch))
+    steps_per_epoch = math.ceil(run["n_train"] / recipe.batch_size)
+    return replace(recipe, epochs=max(1, steps // steps_per_epoch))
 
 
-class _Robust:
-    """One run: what it trains, on what, and how it is heard."""
+def _train_and_measure(
+    run: Run, context: Context, progress: Callable[[float, str], None]
+) -> dict[str, Any]:
+    """Return the result of a run."""
+    recipe, base = recipe_of(run), context.checkpoint
+    data = pictures(
+        run["images"],
+        run.data,
+        n_train=run["n_train"],
+        n_test=run["n_test"],
+        n_validation=run["n_validation"],
+        pooled=run.settings.get("pooled", 1),
+    ).to(context.device)
+    n_classes = len(data.y_train.unique())
+    epochs, n_evaluated = recipe.epochs, run["n_evaluated"]
+    evaluated = log_spaced(epochs, n_evaluated) if n_evaluated > 2 else {epochs}
+    name, measured = f"{run['network']}, {run['n_train']} images", ""
 
-    def __init__(self, run: Run, context: Context, tell: Any) -> None:
-        self.run, self.context, self.tell = run, context, tell
-        self.recipe = recipe_of(run)
-        self.data = _to_device(
-            pictures(
-                run["images"], run.data, n_train=run["n_train"], n_test=run["n_test"],
-                n_validation=run["n_validation"], pooled=run.settings.get("pooled", 1),
-            ),
-            context.device,
-        )  # fmt: skip
-        self.n_classes = len(self.data.y_train.unique())
-        self.name = f"{run['network']}, {run['n_train']} images"
-        self._last = ""  # what was last measured, in words
-
-    def result(self) -> dict[str, Any]:
-        """Train, measure, and return what is stored."""
-        run, epochs, base = self.run, self.recipe.epochs, self.context.checkpoint
-        base.parent.mkdir(parents=True, exist_ok=True)
-        trainer = RobustTrainer(
-            self._start(), self.data.x_train, self.data.y_train, self.recipe,
-            seed=run.seed, device=self.context.device,
-        )  # fmt: skip
-        try:
-            history = trainer.train(
-                evaluate=_looked_at(epochs, run["n_evaluated"]).__contains__,
-                measure=_Watch(run, self.recipe, self.data),
-                checkpoint=base.with_name(f"{base.name}.{run.key}.safetensors"),
-                checkpoint_seconds=self.context.checkpoint_seconds,
-                progress=self._follow,
-            )
-        except TrainingDiverged as error:
-            _log.warning("%s: %s", self.name, error)
-            return self._lost(trainer.network)
-        self.tell(0.98, f"{self.name}, measuring")
-        network, averaged = trainer.network.eval(), trainer.averaged
-        columns = [name for name in history.columns if name not in _UNKEPT]
-        found = {
-            "n_parameters": sum(p.numel() for p in network.parameters()),
-            "n_classes": self.n_classes,
-            **self._describe(network),
-            "averaged": None if averaged is None else self._describe(averaged),
-            "untrained": self._untrained_result(),
-            "seconds": history.seconds,
-            "history": history_columns(history, columns),
-            "exact": self.data.exact,
-            "origin": self.data.origin,
-        }
-        self.tell(1.0, f"{self.name}, done")
-        return round_all(_replace_nonfinite(found))
-
-    def _lost(self, network: nn.Module) -> dict[str, Any]:
-        """Return the result of a run whose loss was lost: no number in it."""
-        numbers = [*_ACCURACIES, *GEOMETRY, ANSWER]
-        return {
-            "n_parameters": sum(p.numel() for p in network.parameters()),
-            "n_classes": self.n_classes,
-            **dict.fromkeys(numbers), "places": {}, "places_test": {},
-            "averaged": None, "untrained": None, "seconds": None,
-            "history": {"columns": {"epoch": []}},
-            "exact": self.data.exact, "origin": self.data.origin,
-        }  # fmt: skip
-
-    def _start(self) -> nn.Module:
-        """Return the network of a seed before training: the same for every subset."""
+    def untrained_network() -> nn.Module:
+        """Return the network of a seed, the same for every subset."""
         return network_named(
-            self.run["network"], n_classes=self.n_classes,
-            n_channels=self.data.x_train.shape[1],
-            generator=torch.Generator().manual_seed(self.run.seed),
-        )  # fmt: skip
-
-    def _untrained_result(self) -> dict[str, Any] | None:
-        if not self.run.settings.get("control", False):
-            return None
-        start = self._start().to(self.context.device)
-        return self._geometry(calibrated(start, self.data.x_train))
-
-    def _follow(self, epoch: int, row: Mapping[str, float] | None) -> None:
-        """Say where training is; training is all but the last hundredths."""
-        if row is not None:
-            numbers = (form.format(row[name]) for name, form in _SPOKEN.items())
-            self._last = f"; after {epoch}: {', '.join(numbers)}"
-        words = f"{self.name}, epoch {epoch} of {self.recipe.epochs}{self._last}"
-        self.tell(0.98 * epoch / max(1, self.recipe.epochs), words)
-
-    def _describe(self, network: nn.Module) -> dict[str, Any]:
-        """Return accuracies and geometry of a trained network."""
-        data = self.data
-        attack, nearby = self.run["attack"], self.run.settings.get("nearby")
-        test = evaluate(network, data.x_test, data.y_test, **attack)
-        close: Mapping[str, float | None] = {}
-        if nearby is not None:
-            close = evaluate(network, data.x_test, data.y_test, **nearby)
-        validation: Mapping[str, float | None] = {}
-        if len(data.y_validation):
-            validation = evaluate(
-                network, data.x_validation, data.y_validation, **(nearby or attack)
-            )
-        return {
-            "train_accuracy": _accuracy(network, data.x_train, data.y_train),
-            "test_accuracy": test["accuracy"],
-            "robust_accuracy": test["robust_accuracy"],
-            "nearby_accuracy": close.get("robust_accuracy"),
-            "validation_accuracy": validation.get("accuracy"),
-            "validation_robust_accuracy": validation.get("robust_accuracy"),
-            **self._geometry(network),
-        }
-
-    def _geometry(self, network: nn.Module) -> dict[str, Any]:
-        """Return the geometry at training images, and of each place at test images."""
-        data, n, places = self.data, self.run["n_measured"], self.run["places"]
-        train = geometry_by_place(
-            network, data.x_train[:n], data.y_train[:n], places=[None, *places]
+            run["network"],
+            n_classes=n_classes,
+            n_channels=data.x_train.shape[1],
+            generator=torch.Generator().manual_seed(run.seed),
         )
-        whole = train.pop(None)
-        test = {}
-        if places:
-            test = geometry_by_place(
-                network, data.x_test[:n], data.y_test[:n], places=places
+
+    def follow(epoch: int, row: Mapping[str, float] | None) -> None:
+        nonlocal measured
+        if row is not None:
+            measured = (
+                f"; after {epoch}: train {row['train_accuracy']:.0%}, "
+                f"test {row['test_accuracy']:.0%}, "
+                f"robust {row['rough_robust_accuracy']:.0%}, "
+                f"alignment {row['normal_alignment']:.3f}"
             )
-        return {**whole, "places": train, "places_test": test}
+        words = f"{name}, epoch {epoch} of {epochs}{measured}"
+        progress(0.98 * epoch / epochs, words)
+
+    base.parent.mkdir(parents=True, exist_ok=True)
+    trainer = RobustTrainer(
+        untrained_network(),
+        data.x_train,
+        data.y_train,
+        recipe,
+        seed=run.seed,
+        device=context.device,
+    )
+    facts = {
+        "n_parameters": sum(p.numel() for p in trainer.network.parameters()),
+        "n_classes": n_classes,
+        "exact": data.exact,
+        "origin": data.origin,
+    }
+    try:
+        history = trainer.train(
+            evaluate=evaluated.__contains__,
+            measure=_Watch(run, recipe, data),
+            checkpoint=base.with_name(f"{base.name}.{run.key}.safetensors"),
+            checkpoint_seconds=context.checkpoint_seconds,
+            progress=follow,
+        )
+    except TrainingDiverged as error:
+        _log.warning("%s: %s", name, error)
+        numbers = dict.fromkeys([*_ACCURACIES, *GEOMETRY, ANSWER])
+        rest = dict.fromkeys(["averaged", "untrained", "seconds"])
+        empty = {"places": {}, "places_test": {}, "history": {"columns": {"epoch": []}}}
+        return {**facts, **numbers, **rest, **empty}
+    progress(0.98, f"{name}, measuring")
+    averaged, untrained = trainer.averaged, None
+    if run.settings.get("control", False):
+        start = untrained_network().to(context.device)
+        untrained = _geometry(calibrated(start, data.x_train), data, run)
+    unneeded = ("epoch", "seconds", "learning_rate")
+    columns = [column for column in history.columns if column not in unneeded]
+    result = {
+        **facts,
+        **_describe(trainer.network.eval(), data, run),
+        "averaged": None if averaged is None else _describe(averaged, data, run),
+        "untrained": untrained,
+        "seconds": history.seconds,
+        "history": history_columns(history, columns),
+    }
+    progress(1.0, f"{name}, done")
+    return round_all(_nonfinite_to_none(result))
+
+
+_ACCURACIES = (
+    "train_accuracy",
+    "test_accuracy",
+    "robust_accuracy",
+    "nearby_accuracy",
+    "validation_accuracy",
+    "validation_robust_accuracy",
+)
+
+
+def _describe(network: nn.Module, data: Pictures, run: Run) -> dict[str, Any]:
+    """Return accuracies and geometry of a trained network."""
+    attack, nearby = run["attack"], run.settings.get("nearby")
+    test = evaluate(network, data.x_test, data.y_test, **attack)
+    close = validation = {}
+    if nearby is not None:
+        close = evaluate(network, data.x_test, data.y_test, **nearby)
+    if len(data.y_validation):
+        validation = evaluate(
+            network, data.x_validation, data.y_validation, **(nearby or attack)
+        )
+    accuracies = (
+        _accuracy(network, data.x_train, data.y_train),
+        test["accuracy"],
+        test["robust_accuracy"],
+        close.get("robust_accuracy"),
+        validation.get("accuracy"),
+        validation.get("robust_accuracy"),
+    )
+    geometry = _geometry(network, data, run)
+    return {**dict(zip(_ACCURACIES, accuracies, strict=True)), **geometry}
+
+
+def _geometry(network: nn.Module, data: Pictures, run: Run) -> dict[str, Any]:
+    """Return the geometry at training images, of places also at test images."""
+    n, places, test = run["n_measured"], run["places"], {}
+    train = geometry_by_place(
+        network, data.x_train[:n], data.y_train[:n], places=[None, *places]
+    )
+    if places:
+        test = geometry_by_place(
+            network, data.x_test[:n], data.y_test[:n], places=places
+        )
+    return {**train.pop(None), "places": train, "places_test": test}
 
 
 class _Watch:
-    """What is told of a network on its way, in little time.
-
-    The attack is short and in the precision of training.
-    """
+    """Quick measurements during training: a short attack in the training precision."""
 
     def __init__(self, run: Run, recipe: Recipe, data: Pictures) -> None:
         self.run, self.recipe, self.data = run, recipe, data
 
     def describe(self) -> dict[str, Any]:
-        """Return what decides the numbers, beside what the trainer knows itself."""
+        """Return what decides the numbers, for the identity of a checkpoint."""
         return self.run.to_dict()
 
     def __call__(self, network: nn.Module) -> dict[str, float]:
-        data, n = self.data, min(WATCHED, self.run["n_measured"])
-        steps = min(WATCHED_STEPS, self.run["attack"]["n_steps"])
-        found = geometry_by_place(
+        data, attack = self.data, self.run["attack"]
+        n = min(N_WATCHED, self.run["n_measured"])
+        geometry = geometry_by_place(
             network, data.x_train[:n], data.y_train[:n], places=[None]
         )
-        attacked = evaluate(
-            network, data.x_test[:WATCHED], data.y_test[:WATCHED],
-            radius=self.run["attack"]["radius"], n_steps=steps,
+        rough = evaluate(
+            network,
+            data.x_test[:N_WATCHED],
+            data.y_test[:N_WATCHED],
+            radius=attack["radius"],
+            n_steps=min(WATCHED_STEPS, attack["n_steps"]),
             precision=self.recipe.precision,
-        )  # fmt: skip
+        )
         return {
             "train_accuracy": _accuracy(network, data.x_train, data.y_train),
             "test_accuracy": _accuracy(network, data.x_test, data.y_test),
-            ROUGH: attacked["robust_accuracy"],
-            **found[None],
+            # Weaker than the attack at the end, so its name is another.
+            "rough_robust_accuracy": rough["robust_accuracy"],
+            **geometry[None],
         }
-
-
-def _looked_at(epochs: int, count: int) -> frozenset[int]:
-    """Return about so many epochs; fewer than three are the start and the end."""
-    return log_spaced(epochs, count) if count > 2 else frozenset({0, epochs})
 
 
 def _accuracy(network: nn.Module, x: Tensor, y: Tensor) -> float:
     with torch.no_grad():
-        outputs = torch.cat([network(part) for part in x.split(_AT_ONCE)])
+        outputs = torch.cat([network(part) for part in x.split(_BATCH_SIZE)])
     return float(accuracy(outputs, y))
 
 
-def _to_device(data: Pictures, device: torch.device) -> Pictures:
-    tensors = {
-        name: value.to(device)
-        for name, value in vars(data).items()
-        if isinstance(value, Tensor)
-    }
-    return Pictures(**tensors, exact=data.exact, origin=data.origin)
-
-
-def _replace_nonfinite(value: Any) -> Any:
-    """Return a result in which numbers that are not finite are ``None``."""
+def _nonfinite_to_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _replace_nonfinite(part) for name, part in value.items()}
+        return {name: _nonfinite_to_none(part) for name, part in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

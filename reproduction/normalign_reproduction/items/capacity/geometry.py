@@ -1,4 +1,4 @@
-"""The geometry of a network at images: from its input, and from its stages' inputs."""
+"""The geometry of a network at images, from its input and from its stages' inputs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from normalign.geometry import centroid_alignment, layer_profile
 __all__ = ["ANSWER", "GEOMETRY", "answer_alignments", "geometry_by_place"]
 
 GEOMETRY = (
-    "normal_alignment", "effective_rank", "alignment_ratio", "centroid_alignment",
+    "normal_alignment",
+    "effective_rank",
+    "alignment_ratio",
+    "centroid_alignment",
     "jacobian_norm",
-)  # fmt: skip
+)
 ANSWER = "answer_alignment"
-_AT_ONCE = 100
+_BATCH_SIZE = 100
 
 
 def geometry_by_place(
     network: nn.Module, x: Tensor, y: Tensor, *, places: Sequence[str | None]
 ) -> dict[str | None, dict[str, float]]:
-    """Return means over images of the maps from each place's input to the output.
+    """Return means over images of the map from each place's input to the output.
 
     Parameters
     ----------
@@ -45,53 +48,46 @@ def geometry_by_place(
 def answer_alignments(
     network: nn.Module, x: Tensor, y: Tensor, *, places: Sequence[str | None]
 ) -> dict[str | None, Tensor]:
-    r"""Return how the right answer's row of each Jacobian lies to the input, (n,).
+    r"""Return cosines of each place's input and the gradient of the right logit, (n,).
 
     .. math:: \cos\big(\nabla_z f_y, z\big)
 
-    with z the input of a place. Cross-entropy does not see the sum of the logits, whose
-    gradient the centroid is; this row it does see, and at the paper's own optimum for
-    it (Eq. ci_ce) the cosine is 1. One pass serves all places.
+    Cross-entropy does not depend on the sum of the logits, whose gradient is the
+    centroid. It does depend on this row of the Jacobian, and at the paper's optimum
+    (Eq. ci_ce) the cosine is 1.
 
     Examples
     --------
     >>> linear = nn.Linear(2, 2, bias=False)
     >>> _ = linear.weight.data.copy_(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
-    >>> x, y = torch.tensor([[3.0, 0.0]]), torch.tensor([1])
-    >>> answer_alignments(linear, x, 1 - y, places=[None])[None].tolist()
+    >>> x, y = torch.tensor([[3.0, 0.0]]), torch.tensor([0])
+    >>> answer_alignments(linear, x, y, places=[None])[None].tolist()
     [1.0]
     """
-    parts = [
-        _answers(network, images, classes, places)
-        for images, classes in zip(x.split(_AT_ONCE), y.split(_AT_ONCE), strict=True)
-    ]
-    return {at: torch.cat([part[at] for part in parts]) for at in places}
+    inputs: dict[str | None, Tensor] = {}
 
-
-def _answers(
-    network: nn.Module, x: Tensor, y: Tensor, places: Sequence[str | None]
-) -> dict[str | None, Tensor]:
-    seen: dict[str | None, Tensor] = {None: x.detach().requires_grad_()}
-
-    def listener(at: str):
-        def remember(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-            seen[at] = given[0]
-
-        return remember
+    def hook(at: str):
+        return lambda module, arguments: inputs.update({at: arguments[0]})
 
     handles = [
-        network.get_submodule(at).register_forward_pre_hook(listener(at))
+        network.get_submodule(at).register_forward_pre_hook(hook(at))
         for at in places
         if at is not None
     ]
+    found: dict[str | None, list[Tensor]] = {at: [] for at in places}
     try:
-        with torch.enable_grad():
-            right = network(seen[None]).gather(1, y[:, None]).sum()
-            slopes = torch.autograd.grad(right, [seen[at] for at in places])
+        for images, classes in zip(
+            x.split(_BATCH_SIZE), y.split(_BATCH_SIZE), strict=True
+        ):
+            inputs[None] = images.detach().requires_grad_()
+            with torch.enable_grad():
+                logits = network(inputs[None]).gather(1, classes[:, None])
+            here = [inputs[at] for at in places]
+            gradients = torch.autograd.grad(logits.sum(), here)
+            for at, z, gradient in zip(places, here, gradients, strict=True):
+                cosine = centroid_alignment(gradient.flatten(1), z.detach().flatten(1))
+                found[at].append(cosine)
     finally:
         for handle in handles:
             handle.remove()
-    return {
-        at: centroid_alignment(slope.flatten(1), seen[at].detach().flatten(1))
-        for at, slope in zip(places, slopes, strict=True)
-    }
+    return {at: torch.cat(parts) for at, parts in found.items()}

@@ -1,9 +1,9 @@
-"""Pictures to train robustly on: nested, class-balanced subsets, and what they are."""
+"""Nested, class-balanced subsets of images to train on."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -11,16 +11,14 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from normalign.data import CIFAR10, load_cifar10, locate
-from normalign_reproduction._errors import require
 from normalign_reproduction.data.digits import digits
 
 __all__ = ["Pictures", "pictures", "round_robin"]
 
-# Training images of each class that no validation image is taken from.
-FIRST = {"cifar10": 400, "digits": 200}
-# Of the digits, however few of them are taken: a subset of one size is one of all.
-_DIGITS = {"n_train": 4000, "n_test": 1000}
-# Archives that are known and not the published one, by SHA-256.
+# Per class, the first training images that no validation image is taken from.
+_FIRST = {"cifar10": 400, "digits": 200}
+_SHAPES = {"cifar10": (3, 32, 32), "digits": (1, 28, 28)}
+# Known archives other than the published one, by SHA-256.
 _COPIES = {
     "5f793bfbb13825fa84e6d9e834fe76433c2d057782e7d1d8994780c71b53e9c8": (
         "a JPEG-decoded part of CIFAR-10 (12500 train and 2500 test images), not bit "
@@ -31,7 +29,7 @@ _COPIES = {
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """Images in [0, 1] in three parts, each in rounds of one image of each class.
+    """Images in [0, 1] in three parts, the classes in turn in each.
 
     Parameters
     ----------
@@ -40,7 +38,7 @@ class Pictures:
     exact : bool
         Whether they are from the published files.
     origin : str
-        What they are, for a report.
+        A description for a report.
     """
 
     x_train: Tensor
@@ -52,40 +50,44 @@ class Pictures:
     exact: bool
     origin: str
 
+    def to(self, device: torch.device) -> Pictures:
+        """Return the images on a device."""
+        tensors = {
+            name: value.to(device)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        return replace(self, **tensors)
+
 
 def round_robin(labels: Tensor, *, count: int, after: int = 0) -> Tensor:
-    """Return the first rows of each class, class by class in turn.
+    """Return the first rows of each class, the classes in turn.
 
-    The first ``m`` of them are those of ``count=m``: subsets are nested, and balanced
-    if ``m`` is a multiple of the number of classes.
+    The first ``m`` of them are those of ``count=m``, so subsets are nested.
 
     Parameters
     ----------
     labels : Tensor of shape (n,)
     count : int
-        How many rows, a multiple of the number of classes.
+        Number of rows, a multiple of the number of classes.
     after : int
-        How many rows of each class are passed over.
-
-    Raises
-    ------
-    ValueError
-        If it is no such multiple, or a class has too few rows.
+        How many rows of each class are skipped.
 
     Examples
     --------
     >>> round_robin(torch.tensor([0, 0, 1, 0, 1]), count=4)
     tensor([0, 2, 1, 4])
     """
-    callee, classes = "round_robin", labels.unique()
-    per_class, rest = divmod(count, len(classes))
-    rule = f"a multiple of the {len(classes)} classes"
-    require(rest == 0, callee, "count", rule, count)
-    found = [(labels == one).nonzero().flatten()[after:] for one in classes]
-    most = min(len(rows) for rows in found)
-    room = f"at most {most * len(classes)}, after {after} of each class"
-    require(per_class <= most, callee, "count", room, count)
-    return torch.stack([rows[:per_class] for rows in found], dim=1).flatten()
+    classes = labels.unique()
+    rows = [(labels == one).nonzero().flatten()[after:] for one in classes]
+    most = min(len(part) for part in rows) * len(classes)
+    if count % len(classes) or count > most:
+        raise ValueError(
+            f"round_robin: count must be a multiple of the {len(classes)} classes and "
+            f"at most {most}, after {after} of each class, got {count}."
+        )
+    each = count // len(classes)
+    return torch.stack([part[:each] for part in rows], dim=1).flatten()
 
 
 @cache
@@ -98,44 +100,39 @@ def pictures(
     n_validation: int = 0,
     pooled: int = 1,
 ) -> Pictures:
-    """Return the images of a run; the same call gives the same tensors.
+    """Return the images of a run; the same call returns the same tensors.
 
     Training images are the first of each class. Validation images are the training
-    images of each class after its first 400 (of the digits, its first 200).
+    images of each class after its first 400 (of the digits, 200).
 
     Parameters
     ----------
     images : {"cifar10", "digits"}
     data : str
-        Which digits: ``"mnist"`` or ``"digits_5000"``. Else ``"cifar10"``.
+        Which digits: ``"mnist"`` or ``"digits_5000"``.
     n_train, n_test, n_validation : int
         Multiples of ten.
     pooled : int
-        Side of the squares of pixels of which the mean is taken: 2 makes 14 x 14 of
-        28 x 28.
-
-    Raises
-    ------
-    ValueError
-        If there are no such images, or not so many; if training and validation images
-        would overlap.
+        Side of the squares of pixels that are averaged: 2 makes 14 x 14 of 28 x 28.
     """
-    callee = "pictures"
-    known = " or ".join(map(repr, FIRST))
-    require(images in FIRST, callee, "images", known, repr(images))
-    first = FIRST[images]
-    room = f"at most {10 * first} where images are left out for validation"
-    require(
-        n_validation == 0 or n_train <= 10 * first, callee, "n_train", room, n_train
-    )
+    if images not in _FIRST:
+        raise ValueError(
+            f"pictures: images must be 'cifar10' or 'digits', got {images!r}."
+        )
+    first = _FIRST[images]
+    if n_validation and n_train > 10 * first:
+        raise ValueError(
+            f"pictures: n_train must be at most {10 * first} if there are validation "
+            f"images, got {n_train}."
+        )
     if images == "cifar10":
         wanted = max(n_train, 10 * first + n_validation if n_validation else 0)
         whole = load_cifar10(n_train=wanted, n_test=n_test, subset="balanced")
-        origin = "CIFAR-10" if whole.exact else _copy(whole.origin)
+        origin = "CIFAR-10" if whole.exact else _describe_copy(whole.origin)
     else:
-        whole = digits(data, normalise=False, **_DIGITS)
+        # All digits, so that a subset of one size is nested in those of others.
+        whole = digits(data, n_train=4000, n_test=1000, normalise=False)
         origin = whole.origin
-    shape = (3, 32, 32) if images == "cifar10" else (1, 28, 28)
     parts: list[Tensor] = []
     for x, y, count, after in (
         (whole.x_train, whole.y_train, n_train, 0),
@@ -143,12 +140,11 @@ def pictures(
         (whole.x_train, whole.y_train, n_validation, first),
     ):
         rows = round_robin(y, count=count, after=after)
-        parts += [avg_pool2d(x[rows].view(-1, *shape), pooled)]
-        parts += [y[rows]]
+        parts += [avg_pool2d(x[rows].view(-1, *_SHAPES[images]), pooled), y[rows]]
     return Pictures(*parts, exact=whole.exact, origin=origin)
 
 
-def _copy(origin: str) -> str:
+def _describe_copy(origin: str) -> str:
     """Return what an archive of CIFAR-10 is that is not the published one."""
     folder = locate(CIFAR10)
     if folder is None:

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from normalign.nn import BasicBlock, Bottleneck, ResNet, WideResNet
-from normalign_reproduction._errors import complaint
 
 __all__ = ["calibrated", "network_cost", "network_named"]
 
-_Depths = tuple[int, int, int, int]
-# Layers -> block, and how many of them in each stage.
-_RESNETS: Mapping[int, tuple[type[BasicBlock] | type[Bottleneck], _Depths]] = {
+# Layers -> block, and the number of blocks in each stage.
+_RESNETS = {
     10: (BasicBlock, (1, 1, 1, 1)),
     14: (Bottleneck, (1, 1, 1, 1)),
     18: (BasicBlock, (2, 2, 2, 2)),
     50: (Bottleneck, (3, 4, 6, 3)),
 }
-_WIDE = re.compile(r"wrn(\d+)-(\d+)")
-_PLAIN = re.compile(r"resnet(\d+)(?:-w(\d+))?")
-_RULE = (
-    "'wrn{depth}-{widen}' with a depth of 6 n + 4, or "
-    f"'resnet{{{', '.join(map(str, _RESNETS))}}}' with '-w{{width}}' after it or not"
-)
 
 
 def network_named(
@@ -37,86 +28,82 @@ def network_named(
     n_channels: int = 3,
     generator: torch.Generator | None = None,
 ) -> nn.Module:
-    """Return a freshly drawn network in CIFAR form.
+    """Return a network in CIFAR form, with random weights.
 
     Parameters
     ----------
     name : str
         ``"wrn28-10"`` is a wide residual network of depth 28, ten times as wide;
         ``"resnet50"`` a ResNet-50, ``"resnet18-w4"`` a ResNet-18 whose first stage has
-        4 channels in place of 64. ``"resnet10"`` and ``"resnet14"`` have one block in
-        each stage, a basic one and a bottleneck.
-    generator : torch.Generator, optional
-        Source of the initial draws.
-
-    Raises
-    ------
-    ValueError
-        If no network has that name.
+        4 channels instead of 64. ``"resnet10"`` and ``"resnet14"`` have one block in
+        each stage, a basic one or a bottleneck.
 
     Examples
     --------
     >>> network_named("resnet18-w4")(torch.zeros(2, 3, 8, 8)).shape
     torch.Size([2, 10])
     """
-    kind, layers, width = _read(name)
-    if kind == "wrn":
+    layers, channels = _parse(name)
+    if name.startswith("wrn"):
         return WideResNet(
-            layers, width, n_classes=n_classes, n_channels=n_channels,
+            layers,
+            channels // 16,
+            n_classes=n_classes,
+            n_channels=n_channels,
             generator=generator,
-        )  # fmt: skip
-    block, depths = _RESNETS[layers]
+        )
     return ResNet(
-        block, depths, n_classes=n_classes, width=width, n_channels=n_channels,
+        *_RESNETS[layers],
+        n_classes=n_classes,
+        width=channels,
+        n_channels=n_channels,
         generator=generator,
-    )  # fmt: skip
+    )
 
 
-def network_cost(name: str) -> float:
-    """Return about how many multiplications a pixel costs, to put large ones first.
+def network_cost(name: str) -> int:
+    """Return a number that grows like the time of a pass: layers times channels^2.
 
     Examples
     --------
     >>> network_cost("wrn28-10") / network_cost("wrn28-2")
     25.0
     """
-    kind, layers, width = _read(name)
-    if kind == "wrn":
-        # Two 3x3 convolutions to a block; what a stage has fewer pixels it is wider.
-        return (layers - 4) * 9.0 * (16 * width) ** 2
-    block, depths = _RESNETS[layers]
-    each = 18 if block is BasicBlock else 17
-    return sum(depths) * each * float(width) ** 2
+    layers, channels = _parse(name)
+    return layers * channels**2
+
+
+def _parse(name: str) -> tuple[int, int]:
+    """Return the numbers of layers, and of channels in the first stage."""
+    if wide := re.fullmatch(r"wrn(\d+)-(\d+)", name):
+        return int(wide[1]), 16 * int(wide[2])
+    plain = re.fullmatch(r"resnet(\d+)(?:-w(\d+))?", name)
+    if plain and int(plain[1]) in _RESNETS:
+        return int(plain[1]), int(plain[2] or 64)
+    raise ValueError(
+        "network_named: name must be 'wrn{depth}-{widen}', 'resnet{layers}' or "
+        f"'resnet{{layers}}-w{{width}}' with {', '.join(map(str, _RESNETS))} layers, "
+        f"got {name!r}."
+    )
 
 
 def calibrated(network: nn.Module, x: Tensor, *, batch_size: int = 250) -> nn.Module:
-    """Return a copy in evaluation mode whose normalisation knows the images.
+    """Return a copy in evaluation mode with normalisation statistics of the images.
 
-    The weights are the same. An untrained network has the statistics of no image, and
-    evaluating it would be looking at a network without normalisation.
+    An untrained network has none: its evaluation mode would not normalise at all.
 
     Parameters
     ----------
     x : Tensor of shape (n, c, h, w)
-        Each part of ``batch_size`` counts the same.
+        The statistics are means over batches.
     """
     own = copy.deepcopy(network)
     for module in own.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.reset_running_stats()
-            module.momentum = None  # the mean over all that was seen
+            module.momentum = None  # a mean over all batches
     own.train()
     with torch.no_grad():
         for part in x.split(batch_size):
             own(part)
     return own.eval()
-
-
-def _read(name: str) -> tuple[str, int, int]:
-    """Return the kind, the number of layers, and the factor or number of channels."""
-    wide, plain = _WIDE.fullmatch(name), _PLAIN.fullmatch(name)
-    if wide is not None:
-        return "wrn", int(wide[1]), int(wide[2])
-    if plain is not None and int(plain[1]) in _RESNETS:
-        return "resnet", int(plain[1]), int(plain[2] or 64)
-    raise ValueError(complaint("network_named", "name", _RULE, repr(name)))

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,41 +23,47 @@ from sklearn.metrics import log_loss
 from sklearn.svm import SVC
 from torch import Tensor
 
-from normalign_reproduction._errors import complaint, require
 from normalign_reproduction.data import UCITable
 from normalign_reproduction.items.table2.data import inner_split
 from normalign_reproduction.spec import Run, cross
 from normalign_reproduction.training import round_all
 
-__all__ = [
-    "PEERS", "PEER_SETTINGS", "QUICK_PEER_SETTINGS", "Peer", "PeerTask", "TablePart",
-    "peer_result",
-]  # fmt: skip
+__all__ = ["PEERS", "PEER_SETTINGS", "QUICK_PEER_SETTINGS", "peer_result"]
 
-# What each peer may choose from. `widths` are multiples of 1 / (d Var x).
+# What each peer selects from. `widths` are multiples of 1 / (d Var x).
 PEER_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "most_frequent": {},
     "logistic_regression": {"costs": [0.01, 0.1, 1.0, 10.0], "max_iter": 300},
     "svc": {
-        "costs": [0.1, 1.0, 10.0, 100.0], "widths": [0.1, 1.0, 10.0],
+        "costs": [0.1, 1.0, 10.0, 100.0],
+        "widths": [0.1, 1.0, 10.0],
         "max_rows": 10_000,
     },
     "random_forest": {"n_trees": 300, "max_features": ["sqrt", 0.3]},
     "hist_gradient_boosting": {
-        "learning_rate": 0.1, "max_rounds": 200, "patience": 20, "leaves": [5, 20],
+        "learning_rate": 0.1,
+        "max_rounds": 200,
+        "patience": 20,
+        "leaves": [5, 20],
     },
     "catboost": {
-        "max_rounds": 300, "patience": 30, "many_classes": 20, "borders_of_many": 32,
+        "max_rounds": 300,
+        "patience": 30,
+        "many_classes": 20,
+        "borders_of_many": 32,
     },
     "xrfm": {"ridges": [1e-3], "n_iter": 5},
-}  # fmt: skip
+}
 QUICK_PEER_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "svc": {"costs": [1.0, 10.0], "widths": [0.1, 1.0], "max_rows": 10_000},
     "random_forest": {"n_trees": 50, "max_features": ["sqrt"]},
     "hist_gradient_boosting": {
-        "learning_rate": 0.3, "max_rounds": 20, "patience": 5, "leaves": [10],
+        "learning_rate": 0.3,
+        "max_rounds": 20,
+        "patience": 5,
+        "leaves": [10],
     },
-}  # fmt: skip
+}
 
 
 def peer_result(
@@ -68,16 +73,16 @@ def peer_result(
     device: torch.device,
     progress: Callable[[float, str], None],
 ) -> dict[str, Any]:
-    """Return the accuracy of a peer on the folds of a table, leak-free.
+    """Return the leak-free accuracy of a peer on the folds of a table.
 
     Parameters
     ----------
     run : Run
-        Its ``method`` is the peer, its other settings what that may choose from. With
-        ``max_rows``, tables with more training rows are skipped.
+        Its ``method`` is the peer; its other settings are what the peer selects from.
+        With ``max_rows``, tables with more training rows are skipped.
     table : UCITable
     device : torch.device
-        Where xRFM computes; the others know the CPU only.
+        For xRFM; the others use the CPU.
     progress : callable
         ``progress(share, words)``.
 
@@ -86,49 +91,42 @@ def peer_result(
     dict
         ``n_rows``, ``n_inputs``, ``n_classes``, ``accuracy`` and ``validation`` (means
         over the folds), ``seconds`` (their sum) and ``folds``, each with ``accuracy``,
-        ``validation``, ``chosen``, ``n_train`` and ``seconds`` of choosing, fitting
-        and answering. Of a skipped table ``accuracy`` and ``validation`` are ``None``,
-        and ``skipped`` says why.
-
-    Raises
-    ------
-    ValueError
-        If there is no such peer, or its protocol is another one.
-    ModuleNotFoundError
-        If the peer's package is not installed.
+        ``validation``, ``chosen``, ``n_train`` and ``seconds``. Of a skipped table
+        ``accuracy`` and ``validation`` are ``None``, and ``skipped`` is the reason.
     """
-    method, rule = run["method"], f"one of {', '.join(PEERS)}"
-    require(method in PEERS, "peer_result", "method", rule, repr(method))
-    honest = run["protocol"] == "leak-free"
-    require(honest, "peer_result", "protocol", "'leak-free'", repr(run["protocol"]))
+    method = run["method"]
+    if method not in PEERS:
+        known = ", ".join(PEERS)
+        raise ValueError(f"peer_result: method must be one of {known}, got {method!r}.")
+    if run["protocol"] != "leak-free":
+        raise ValueError(
+            f"peer_result: protocol must be 'leak-free', got {run['protocol']!r}."
+        )
     n, d = table.x.shape
     facts = {"n_rows": n, "n_inputs": d, "n_classes": table.n_classes}
     limit = run.settings.get("max_rows")
     if limit is not None and max(len(train) for train, _ in table.folds) > limit:
-        why = f"more than {limit} training rows"
-        return facts | {
-            "accuracy": None, "validation": None, "seconds": None, "folds": [],
-            "skipped": why,
-        }  # fmt: skip
+        empty = dict.fromkeys(["accuracy", "validation", "seconds"])
+        reason = f"more than {limit} training rows"
+        return facts | empty | {"folds": [], "skipped": reason}
     task = PeerTask(run.settings, run.seed, device, torch.get_num_threads())
     folds = []
-    for number, (train, test) in enumerate(table.folds):
-        words = method.replace("_", " ")
-        progress(number / len(table.folds), words)
-        folds.append(_fold(task, table, train, test))
-    means = {
-        name: statistics.fmean(fold[name] for fold in folds)
-        for name in ("accuracy", "validation")
+    for i, (train, test) in enumerate(table.folds):
+        progress(i / len(table.folds), method.replace("_", " "))
+        folds.append(_fold(PEERS[method], task, table, train, test))
+    sums = {
+        "accuracy": statistics.fmean(fold["accuracy"] for fold in folds),
+        "validation": statistics.fmean(fold["validation"] for fold in folds),
+        "seconds": sum(fold["seconds"] for fold in folds),
     }
-    seconds = sum(fold["seconds"] for fold in folds)
-    return round_all(facts | means | {"seconds": seconds, "folds": folds})
+    return round_all(facts | sums | {"folds": folds})
 
 
 def _fold(
-    task: PeerTask, table: UCITable, train: Tensor, test: Tensor
+    peer: Peer, task: PeerTask, table: UCITable, train: Tensor, test: Tensor
 ) -> dict[str, Any]:
-    began = time.perf_counter()
-    # Gaps between classes upset some peers: theirs are those of the fold, in order.
+    started = time.perf_counter()
+    # Some peers fail on gaps between classes: they see the fold's classes, counted.
     classes = table.y[train].unique().numpy()
 
     def part(rows: Tensor) -> TablePart:
@@ -137,23 +135,20 @@ def _fold(
 
     if len(classes) > 1:
         fit, validation = inner_split(table.y, train, seed=task.seed)
-        peer = PEERS[task.settings["method"]]
         chosen, validated = peer.choose(task, part(fit), part(validation))
         predict = peer.fitted(task, part(train), chosen)
         answers = classes[predict(table.x[test].numpy())]
     else:
         chosen, validated = {}, 1.0
         answers = np.repeat(classes, len(test))
-    seconds = time.perf_counter() - began
-    accuracy = float((answers == table.y[test].numpy()).mean())
+    seconds = time.perf_counter() - started
     return {
-        "accuracy": accuracy, "validation": validated, "chosen": chosen,
-        "n_train": len(train), "seconds": seconds,
-    }  # fmt: skip
-
-
-Choice = dict[str, Any]
-Predict = Callable[[np.ndarray], np.ndarray]
+        "accuracy": float((answers == table.y[test].numpy()).mean()),
+        "validation": validated,
+        "chosen": chosen,
+        "n_train": len(train),
+        "seconds": seconds,
+    }
 
 
 @dataclass(frozen=True)
@@ -166,7 +161,7 @@ class TablePart:
 
 @dataclass(frozen=True)
 class PeerTask:
-    """What a peer is given beside rows: the run's settings, seed, device, threads."""
+    """What a peer gets besides rows."""
 
     settings: Mapping[str, Any]
     seed: int
@@ -174,34 +169,42 @@ class PeerTask:
     threads: int
 
 
+Choice = dict[str, Any]
+Predict = Callable[[np.ndarray], np.ndarray]
+Fit = Callable[[PeerTask, TablePart, Choice], Predict]
+
+
 @dataclass(frozen=True)
 class Peer:
-    """A method: how it chooses, and how it is fitted with what it chose.
+    """A method.
 
     Parameters
     ----------
     choose : callable
-        ``choose(task, fit, validation)`` gives a choice that JSON can hold, and its
+        ``choose(task, fit, validation)`` returns a choice that JSON can hold, and its
         accuracy on the validation rows.
     fitted : callable
-        ``fitted(task, part, choice)`` gives a function from inputs to classes.
+        ``fitted(task, part, choice)`` returns a function from inputs to classes.
     """
 
     choose: Callable[[PeerTask, TablePart, TablePart], tuple[Choice, float]]
-    fitted: Callable[[PeerTask, TablePart, Choice], Predict]
+    fitted: Fit
 
 
 def _accuracy(predict: Predict, part: TablePart) -> float:
     return float((predict(part.x) == part.y).mean())
 
 
-def _of_grid(
-    fitted: Callable[[PeerTask, TablePart, Choice], Predict], **axes: str
-) -> Peer:
-    """Return a peer that fits every candidate: the axes are settings of the run.
+def _flat(predict: Callable[[np.ndarray], Any]) -> Predict:
+    """Remove the axis of length one that some predictions have."""
+    return lambda x: np.asarray(predict(x)).reshape(-1).astype(np.int64)
 
-    Of equal candidates the first is chosen.
-    """
+
+# --- peers that fit every candidate of a grid ---
+
+
+def _grid_peer(fitted: Fit, **axes: str) -> Peer:
+    """Return a peer that selects from a grid, the first of equal candidates."""
 
     def choose(
         task: PeerTask, fit: TablePart, validation: TablePart
@@ -221,71 +224,70 @@ def _most_frequent(task: PeerTask, part: TablePart, choice: Choice) -> Predict:
 def _logistic_regression(task: PeerTask, part: TablePart, choice: Choice) -> Predict:
     model = LogisticRegression(C=choice["cost"], max_iter=task.settings["max_iter"])
     with warnings.catch_warnings():
-        # Separable tables have no minimum; the last iterate is what there is.
+        # Separable tables have no minimum; the last iterate is used.
         warnings.simplefilter("ignore", ConvergenceWarning)
         return model.fit(part.x, part.y).predict
 
 
 def _svc(task: PeerTask, part: TablePart, choice: Choice) -> Predict:
-    """A support vector machine whose width is a multiple of 1 / (d Var x)."""
     spread = float(part.x.var()) or 1.0
-    width = choice["width"] / (part.x.shape[1] * spread)
-    model = SVC(C=choice["cost"], gamma=width, cache_size=500)
+    gamma = choice["width"] / (part.x.shape[1] * spread)
+    model = SVC(C=choice["cost"], gamma=gamma, cache_size=500)
     return model.fit(part.x, part.y).predict
 
 
 def _random_forest(task: PeerTask, part: TablePart, choice: Choice) -> Predict:
     model = RandomForestClassifier(
-        task.settings["n_trees"], max_features=choice["max_features"],
-        random_state=task.seed, n_jobs=task.threads,
-    )  # fmt: skip
+        task.settings["n_trees"],
+        max_features=choice["max_features"],
+        random_state=task.seed,
+        n_jobs=task.threads,
+    )
     return model.fit(part.x, part.y).predict
 
 
-# --- boosting: the number of rounds is where the validation rows' log loss is least ---
+# --- boosting: the number of rounds has the least log loss on validation rows ---
 
 
-def _boost(task: PeerTask, n_rounds: int, leaf: int) -> HistGradientBoostingClassifier:
+def _boosting(
+    task: PeerTask, n_rounds: int, leaf: int
+) -> HistGradientBoostingClassifier:
     return HistGradientBoostingClassifier(
-        learning_rate=task.settings["learning_rate"], max_iter=n_rounds,
-        min_samples_leaf=leaf, early_stopping=False,  # type: ignore[arg-type]
+        learning_rate=task.settings["learning_rate"],
+        max_iter=n_rounds,
+        min_samples_leaf=leaf,
+        early_stopping=False,  # type: ignore[arg-type]
         warm_start=True,
         random_state=task.seed,
-    )  # fmt: skip
-
-
-def _rounds_of_boosting(
-    task: PeerTask, fit: TablePart, validation: TablePart, leaf: int
-) -> tuple[Choice, float, float]:
-    """Return the choice for a leaf size, its loss and its accuracy."""
-    patience, most = task.settings["patience"], task.settings["max_rounds"]
-    model = _boost(task, 0, leaf)
-    losses: list[float] = []
-    hits: list[float] = []
-    while len(losses) < most and len(losses) - np.argmin(losses or [0.0]) <= patience:
-        model.set_params(max_iter=min(len(losses) + patience, most))
-        model.fit(fit.x, fit.y)
-        stages = list(model.staged_predict_proba(validation.x))[len(losses) :]
-        labels = model.classes_
-        losses += [log_loss(validation.y, stage, labels=labels) for stage in stages]
-        hits += [float((stage.argmax(1) == validation.y).mean()) for stage in stages]
-    best = int(np.argmin(losses))
-    return {"leaf": leaf, "n_rounds": best + 1}, losses[best], hits[best]
+    )
 
 
 def _choose_boosting(
     task: PeerTask, fit: TablePart, validation: TablePart
 ) -> tuple[Choice, float]:
-    found = [
-        _rounds_of_boosting(task, fit, validation, leaf)
-        for leaf in task.settings["leaves"]
-    ]
-    choice, _, accuracy = min(found, key=lambda one: one[1])
+    patience, most = task.settings["patience"], task.settings["max_rounds"]
+    found = []
+    for leaf in task.settings["leaves"]:
+        model = _boosting(task, 0, leaf)
+        losses, hits = [], []
+        while len(losses) < most and (
+            len(losses) - np.argmin(losses or [0.0]) <= patience
+        ):
+            model.set_params(max_iter=min(len(losses) + patience, most))
+            model.fit(fit.x, fit.y)
+            stages = list(model.staged_predict_proba(validation.x))[len(losses) :]
+            for stage in stages:
+                losses.append(log_loss(validation.y, stage, labels=model.classes_))
+                hits.append(float((stage.argmax(1) == validation.y).mean()))
+        best = int(np.argmin(losses))
+        choice = {"leaf": leaf, "n_rounds": best + 1}
+        found.append((losses[best], choice, hits[best]))
+    _, choice, accuracy = min(found, key=lambda one: one[0])
     return choice, accuracy
 
 
 def _hist_gradient_boosting(task: PeerTask, part: TablePart, choice: Choice) -> Predict:
-    model = _boost(task, choice["n_rounds"], choice["leaf"])
+    model = _boosting(task, choice["n_rounds"], choice["leaf"])
     return model.fit(part.x, part.y).predict
 
 
@@ -294,20 +296,26 @@ def _catboost(task: PeerTask, part: TablePart, **options: Any) -> Any:
         # A round costs classes times borders: minutes for a hundred classes.
         options["border_count"] = task.settings["borders_of_many"]
     return _package("catboost").CatBoostClassifier(
-        random_seed=task.seed, thread_count=task.threads, verbose=False,
-        allow_writing_files=False, **options,
-    )  # fmt: skip
+        random_seed=task.seed,
+        thread_count=task.threads,
+        verbose=False,
+        allow_writing_files=False,
+        **options,
+    )
 
 
 def _choose_catboost(
     task: PeerTask, fit: TablePart, validation: TablePart
 ) -> tuple[Choice, float]:
     model = _catboost(
-        task, fit, iterations=task.settings["max_rounds"],
-        early_stopping_rounds=task.settings["patience"], use_best_model=True,
-    )  # fmt: skip
+        task,
+        fit,
+        iterations=task.settings["max_rounds"],
+        early_stopping_rounds=task.settings["patience"],
+        use_best_model=True,
+    )
     model.fit(fit.x, fit.y, eval_set=(validation.x, validation.y))
-    # Its own rate depends on the most rounds, so a refit with fewer must be told it.
+    # The default rate depends on the most rounds, so a shorter refit needs it.
     choice = {"n_rounds": int(model.tree_count_), "rate": float(model.learning_rate_)}
     return choice, _accuracy(_flat(model.predict), validation)
 
@@ -318,20 +326,15 @@ def _fitted_catboost(task: PeerTask, part: TablePart, choice: Choice) -> Predict
     return _flat(model.fit(part.x, part.y).predict)
 
 
-def _flat(predict: Callable[[np.ndarray], Any]) -> Predict:
-    """Without the axis of length one that some answers have."""
-    return lambda x: np.asarray(predict(x)).reshape(-1).astype(np.int64)
-
-
-# --- xRFM, at its own settings --------------------------------------------------------
+# --- xRFM, with its default settings ---
 
 
 def _xrfm(
     task: PeerTask, part: TablePart, validation: TablePart, **changes: Any
 ) -> Any:
-    """Return xRFM's own settings, but for some of those of a leaf's fit, fitted."""
+    """Return a fitted xRFM with some changes to the settings of a leaf's fit."""
     machine = _package("xrfm").xRFM
-    with _own_randomness(task):
+    with _restored_generators(task.device):
         model = machine(device=task.device, random_state=task.seed, verbose=False)
         model.rfm_params = copy.deepcopy(model.rfm_params)
         model.rfm_params["fit"].update(changes)
@@ -347,7 +350,7 @@ def _leaves(node: Mapping[str, Any]) -> list[Any]:
 def _choose_xrfm(
     task: PeerTask, fit: TablePart, validation: TablePart
 ) -> tuple[Choice, float]:
-    """Let it choose the iteration by its Brier score on the validation rows."""
+    """Choose a ridge; xRFM itself chooses the iteration, by its Brier score."""
     found = []
     for ridge in task.settings["ridges"]:
         n_iter = task.settings["n_iter"]
@@ -359,41 +362,40 @@ def _choose_xrfm(
 
 
 def _fitted_xrfm(task: PeerTask, part: TablePart, choice: Choice) -> Predict:
-    # It wants validation rows in any case; without a choice to make it only scores.
-    some = TablePart(part.x[:1], part.y[:1])
+    # It requires validation rows; with return_best_params=False they change nothing.
+    one_row = TablePart(part.x[:1], part.y[:1])
     changes = {"reg": choice["ridge"], "iters": choice["iteration"]}
-    return _flat(_xrfm(task, part, some, return_best_params=False, **changes).predict)
+    model = _xrfm(task, part, one_row, return_best_params=False, **changes)
+    return _flat(model.predict)
 
 
 @contextmanager
-def _own_randomness(task: PeerTask) -> Iterator[None]:
-    """Leave the global generators, which xRFM seeds, as they were."""
-    devices = [task.device] if task.device.type == "cuda" else []
+def _restored_generators(device: torch.device) -> Iterator[None]:
+    """Restore the global generators, which xRFM seeds."""
     plain, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
-        with torch.random.fork_rng(devices):
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
     finally:
         random.setstate(plain)
         np.random.set_state(legacy)  # noqa: NPY002
 
 
-def _package(name: str) -> ModuleType:
+def _package(name: str) -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        text = complaint(
-            "peers", "method", "one whose package is installed", repr(name),
-            'Install it: pip install "normalign-reproduction[peers]".',
-        )  # fmt: skip
-        raise ModuleNotFoundError(text) from error
+        raise ModuleNotFoundError(
+            f"peers: method {name!r} needs the package {name}. Install it: pip install "
+            '"normalign-reproduction[peers]".'
+        ) from error
 
 
 PEERS: Mapping[str, Peer] = {
-    "most_frequent": _of_grid(_most_frequent),
-    "logistic_regression": _of_grid(_logistic_regression, cost="costs"),
-    "svc": _of_grid(_svc, cost="costs", width="widths"),
-    "random_forest": _of_grid(_random_forest, max_features="max_features"),
+    "most_frequent": _grid_peer(_most_frequent),
+    "logistic_regression": _grid_peer(_logistic_regression, cost="costs"),
+    "svc": _grid_peer(_svc, cost="costs", width="widths"),
+    "random_forest": _grid_peer(_random_forest, max_features="max_features"),
     "hist_gradient_boosting": Peer(_choose_boosting, _hist_gradient_boosting),
     "catboost": Peer(_choose_catboost, _fitted_catboost),
     "xrfm": Peer(_choose_xrfm, _fitted_xrfm),

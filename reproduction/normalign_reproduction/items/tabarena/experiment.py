@@ -1,12 +1,11 @@
-"""RFM and RFAM on TabArena's tasks: random searches and their errors."""
+"""RFM and RFAM on TabArena's tasks: selection by validation, and test errors."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,26 +28,9 @@ from normalign_reproduction.items.table2.data import inner_split
 from normalign_reproduction.spec import Run
 from normalign_reproduction.training import group_alike
 
-__all__ = [
-    "Division", "auc_error", "batches", "compute", "divide", "error_of", "log_loss",
-    "rmse",
-]  # fmt: skip
+__all__ = ["batches", "compute"]
 
-_SMALL = 2000  # rows to fit that a GPU is not asked for
-
-
-@dataclass(frozen=True)
-class Division:
-    """The rows of a task, each in one part: to fit, to validate and to test on."""
-
-    fit: np.ndarray
-    validation: np.ndarray
-    test: np.ndarray
-
-    @property
-    def development(self) -> np.ndarray:
-        """The rows to fit and to validate on."""
-        return np.concatenate([self.fit, self.validation])
+_SMALL = 2000  # rows that a GPU does not pay for: launches take longer than arithmetic
 
 
 def batches(runs: Sequence[Run], device: torch.device) -> list[list[Run]]:
@@ -61,28 +43,26 @@ def batches(runs: Sequence[Run], device: torch.device) -> list[list[Run]]:
 def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
     """Return the validation and the test error of each run.
 
-    Ridge and iteration are those with the least error on the validation rows, after
-    fits to the fit rows; that machine, fitted to both, is tested. Columns are imputed,
-    scaled and encoded as in the development part, once for all runs. A run that is
-    done is kept, and not done again.
+    Ridge and iteration are those with the least error on the validation rows after fits
+    to the fit rows; that machine, fitted to both, is tested. Columns are imputed,
+    scaled and encoded as in both, once for all runs. Finished runs are cached.
     """
-    kept = RunCache(context)
-    prepared = cache(partial(_Prepared, batch[0]))
+    finished = RunCache(context)
+    prepared = cache(lambda: PreparedRows(batch[0]))
     results = []
-    for number, run in enumerate(batch):
+    for i, run in enumerate(batch):
 
-        def follow(share: float, run: Run = run, number: int = number) -> None:
+        def progress(share: float, run: Run = run, i: int = i) -> None:
             words = f"{run['task']}, identity weight {run['identity_weight']:g}"
-            context.progress((number + share) / len(batch), words)
+            context.progress((i + share) / len(batch), words)
 
-        done = kept.get(run)
-        if done is None:
+        result = finished.get(run)
+        if result is None:
             rows = prepared()
-            # A small one stays on the processor: launches take longer than arithmetic.
             device = str(context.device) if rows.n_fit > _SMALL else "cpu"
-            done = kept.put(run, _result(run, rows, device, follow))
-        follow(1.0)
-        results.append(done)
+            result = finished.put(run, select_and_test(run, rows, device, progress))
+        progress(1.0)
+        results.append(result)
     return results
 
 
@@ -92,90 +72,95 @@ def divide(
     seeds: Sequence[int],
     test_share: float,
     validation_share: float,
-) -> Division:
-    """Return the rows of a task in three parts, classes in equal shares.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the rows of a task to fit, to validate and to test on, stratified.
 
-    Of a class with few rows some stay to fit on, so no machine meets a class that it
-    was not shown.
+    Of a class with few rows some stay to fit on, so machines see every class.
 
     Parameters
     ----------
     seeds : pair of int
         Of the test rows, and of the validation rows among the others.
     test_share, validation_share : float
-        Of all rows; of the rows that are not tested on.
+        Of all rows; of the rows that are not for testing.
     """
     n = len(task.answers)
     strata = task.answers if task.n_classes else np.zeros(n, dtype=int)
-    classes, every = torch.as_tensor(strata), torch.arange(n)
-    development, test = inner_split(classes, every, seed=seeds[0], share=test_share)
-    fit, validation = inner_split(
-        classes, development, seed=seeds[1], share=validation_share
+    classes = torch.as_tensor(strata)
+    others, test = inner_split(
+        classes, torch.arange(n), seed=seeds[0], share=test_share
     )
-    return Division(fit.numpy(), validation.numpy(), test.numpy())
+    fit, validation = inner_split(
+        classes, others, seed=seeds[1], share=validation_share
+    )
+    return fit.numpy(), validation.numpy(), test.numpy()
 
 
-def _seeds(run: Run) -> list[int]:
-    """Return the seeds of a run's division and of its machines."""
+def seeds_of(run: Run) -> list[int]:
+    """Return the two seeds of a run's division, and that of its machines."""
     state = np.random.SeedSequence([run.seed, run["repeat"]]).generate_state(3)
     return [int(seed) for seed in state]
 
 
-class _Prepared:
-    """The rows of a division as machines take them."""
+class PreparedRows:
+    """The encoded rows of a division: first those to fit, then those to validate on."""
 
     def __init__(self, run: Run) -> None:
         self.task = task_named(run["task"], run.data)
-        division = divide(
-            self.task, seeds=_seeds(run)[:2], test_share=run["test_share"],
+        fit, validation, test = divide(
+            self.task,
+            seeds=seeds_of(run)[:2],
+            test_share=run["test_share"],
             validation_share=run["validation_share"],
-        )  # fmt: skip
-        categorical, most = self.task.categorical, run["max_categories"]
-        pipeline = make_tabular_pipeline(
-            RFAMRegressorCV(), categorical=categorical, max_categories=most
         )
-        columns, known = pipeline[:-1], division.development
-        self.x = columns.fit_transform(_take(self.task.table, known))
-        self.x_test = columns.transform(_take(self.task.table, division.test))
-        self.y, self.y_test = self.task.answers[known], self.task.answers[division.test]
-        self.n_fit, self.n_validation = len(division.fit), len(division.validation)
+        known = np.concatenate([fit, validation])
+        encoder = make_tabular_pipeline(
+            RFAMRegressorCV(),
+            categorical=self.task.categorical,
+            max_categories=run["max_categories"],
+        )[:-1]
+        table, answers = self.task.table, self.task.answers
+        rows_of = table.iloc if hasattr(table, "iloc") else table
+        self.x, self.y = encoder.fit_transform(rows_of[known]), answers[known]
+        self.x_test, self.y_test = encoder.transform(rows_of[test]), answers[test]
+        self.n_fit, self.n_validation = len(fit), len(validation)
 
     @property
     def split(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where the rows to fit and to validate on are among those of development."""
-        every = np.arange(self.n_fit + self.n_validation)
-        return every[: self.n_fit], every[self.n_fit :]
+        """The places of the rows to fit and to validate on."""
+        places = np.arange(len(self.y))
+        return places[: self.n_fit], places[self.n_fit :]
 
 
-def _take(table: Any, rows: np.ndarray) -> Any:
-    return table.iloc[rows] if hasattr(table, "iloc") else table[rows]
-
-
-def _result(
-    run: Run, rows: _Prepared, device: str, follow: Callable[[float], None]
+def select_and_test(
+    run: Run, rows: PreparedRows, device: str, progress: Callable[[float], None]
 ) -> dict[str, Any]:
-    """Choose ridge and iteration for a run's identity weight, and test the choice."""
-    task, started, scored = rows.task, time.perf_counter(), 0
+    """Select ridge and iteration for a run's identity weight, and test the choice."""
+    task, started, n_scored = rows.task, time.perf_counter(), 0
     n_candidates = len(run["ridges"]) * (run["n_iter"] + 1)
+    scale = {"metric": task.metric, "n_classes": task.n_classes}
 
     def score(machine: Any, x: np.ndarray, y: np.ndarray) -> float:
-        nonlocal scored
-        scored += 1
-        follow(scored / (n_candidates + 1))  # the last is the fit to all rows
-        return -error_of(machine, x, y, metric=task.metric, n_classes=task.n_classes)
+        nonlocal n_scored
+        n_scored += 1
+        progress(n_scored / (n_candidates + 1))  # the last one is the final fit
+        return -error_of(machine, x, y, **scale)
 
-    kind = RFAMRegressorCV if task.n_classes is None else RFAMClassifierCV
-    machine = kind(
-        ridges=run["ridges"], identity_weights=[run["identity_weight"]],
-        n_iter=run["n_iter"], bandwidth=run["bandwidth"], cv=[rows.split],
-        scoring=score, agop_samples=run["agop_samples"], device=device,
-        random_state=_seeds(run)[2],
-    ).fit(rows.x, rows.y)  # fmt: skip
-    test_error = error_of(
-        machine, rows.x_test, rows.y_test, metric=task.metric, n_classes=task.n_classes
-    )
+    estimator = RFAMRegressorCV if task.n_classes is None else RFAMClassifierCV
+    machine = estimator(
+        ridges=run["ridges"],
+        identity_weights=[run["identity_weight"]],
+        n_iter=run["n_iter"],
+        bandwidth=run["bandwidth"],
+        cv=[rows.split],
+        scoring=score,
+        agop_samples=run["agop_samples"],
+        device=device,
+        random_state=seeds_of(run)[2],
+    ).fit(rows.x, rows.y)
+    test_error = error_of(machine, rows.x_test, rows.y_test, **scale)
     found: Any = machine.cv_results_
-    along = 0.0 - found["mean_test_score"][found["param_ridge"] == machine.ridge_]
+    errors = 0.0 - found["mean_test_score"][found["param_ridge"] == machine.ridge_]
     return {
         "validation_error": 0.0 - machine.best_score_,
         "test_error": test_error,
@@ -183,7 +168,7 @@ def _result(
         "ridge": machine.ridge_,
         "iteration": machine.best_params_["n_iter"],
         "validation_by_iteration": [
-            float(error) if math.isfinite(error) else None for error in along
+            float(error) if math.isfinite(error) else None for error in errors
         ],
         "n_fit": rows.n_fit,
         "n_validation": rows.n_validation,
@@ -197,18 +182,11 @@ def _result(
 
 
 def auc_error(scores: np.ndarray, truth: np.ndarray) -> float:
-    r"""Return one less the area under the ROC curve.
+    r"""Return one minus the area under the ROC curve.
 
     .. math:: 1 - P(s_+ > s_-) - \tfrac12 P(s_+ = s_-)
 
-    over pairs of a row of class 1 and a row of class 0. NaN where there is no pair.
-
-    Parameters
-    ----------
-    scores : array of shape (n,)
-        Higher for what looks like class 1.
-    truth : array of shape (n,)
-        Classes 0 and 1.
+    over pairs of a row of class 1 and a row of class 0; NaN if there is no pair.
 
     Examples
     --------
@@ -224,16 +202,10 @@ def auc_error(scores: np.ndarray, truth: np.ndarray) -> float:
 
 
 def log_loss(chances: np.ndarray, truth: np.ndarray) -> float:
-    r"""Return the mean of :math:`-\log p_{i, y_i}`.
+    r"""Return the mean of :math:`-\log p_{i, y_i}` over classes 0 to k - 1.
 
-    Chances are kept within the precision of their numbers from 0, so a sure mistake
-    costs 36, not infinity.
-
-    Parameters
-    ----------
-    chances : array of shape (n, k)
-    truth : array of shape (n,)
-        Classes 0 to k - 1.
+    Probabilities are at least the precision of float64, so that a certain mistake costs
+    36, not infinity.
 
     Examples
     --------
@@ -246,13 +218,7 @@ def log_loss(chances: np.ndarray, truth: np.ndarray) -> float:
 
 
 def rmse(found: np.ndarray, truth: np.ndarray) -> float:
-    """Return the root of the mean squared error.
-
-    Examples
-    --------
-    >>> rmse(np.array([1.0, 5.0]), np.array([0.0, -2.0]))
-    5.0
-    """
+    """Return the root of the mean squared error."""
     return float(np.sqrt(np.mean((np.asarray(found, dtype=np.float64) - truth) ** 2)))
 
 
@@ -266,16 +232,13 @@ def error_of(
 ) -> float:
     """Return the error of a fitted machine on some rows.
 
-    A class that the machine was not shown has no chance with it.
+    A class that the machine has not seen has probability 0.
 
     Parameters
     ----------
-    machine : estimator
-    x : array of shape (n, d)
-    truth : array of shape (n,)
     metric : {"roc_auc", "log_loss", "rmse"}
     n_classes : int, optional
-        Of the task; the machine may know fewer.
+        Of the task.
     """
     if metric == "rmse":
         return rmse(machine.predict(x), truth)

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from normalign_reproduction._errors import require
-from normalign_reproduction.data import load_tabarena, tabarena_facts
-from normalign_reproduction.data.tabarena import METRICS
+from normalign_reproduction.data import METRICS, load_tabarena, tabarena_facts
 
-__all__ = [
-    "BUNDLED", "HELD_ROWS", "LACKING", "TASKS", "TabArenaTask", "TaskFacts",
-    "task_named",
-]  # fmt: skip
+__all__ = ["BUNDLED", "LACKING", "TASKS", "TabArenaTask", "TaskFacts", "task_named"]
 
 
 class TaskFacts(NamedTuple):
@@ -30,21 +25,21 @@ class TaskFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class TabArenaTask:
-    """A table with its answers, and how they are scored.
+    """A table with its target and metric.
 
     Parameters
     ----------
     table : DataFrame or array of shape (n, d)
-        Numbers, texts and missing values as they come.
+        Numbers, texts and missing values.
     answers : array of shape (n,)
-        Classes counted from 0, or numbers.
+        Classes from 0, or numbers.
     n_classes : int or None
-        ``None`` for numbers.
+        ``None`` for regression.
     metric : {"roc_auc", "log_loss", "rmse"}
     categorical : sequence
         Columns of numbers that are codes.
     partial : bool
-        Whether it is other than the benchmark's: rows or classes are lacking.
+        Whether rows or classes of the benchmark's table are missing.
     """
 
     table: Any
@@ -55,7 +50,7 @@ class TabArenaTask:
     partial: bool = False
 
 
-# Tasks of TabArena that the stored results are without.
+# Tasks of TabArena that the stored results lack.
 LACKING = (
     "Bioresponse",
     "Is-this-a-good-customer",
@@ -65,18 +60,15 @@ LACKING = (
     "superconductivity",
     "taiwanese_bankruptcy_prediction",
 )
-# Rows of tables that were at hand in part when they were made.
+# Rows of the tables that the stored results were computed from a part of.
 HELD_ROWS = {"APSFailure": 10001, "NATICUSdroid": 5787, "SDSS17": 34283}
 
 TASKS = tuple(
-    TaskFacts(
-        facts.name, HELD_ROWS.get(facts.name, facts.n_rows), facts.n_inputs,
-        facts.problem_type,
-    )
-    for facts in tabarena_facts().values()
-    if facts.name not in LACKING
-)  # fmt: skip
-# What comes with scikit-learn, and two tables made on the spot.
+    TaskFacts(name, HELD_ROWS.get(name, task.n_rows), task.n_inputs, task.problem_type)
+    for name, task in tabarena_facts().items()
+    if name not in LACKING
+)
+# Tables of scikit-learn, and two generated ones.
 BUNDLED = (
     TaskFacts("breast-cancer", 569, 30, "binary"),
     TaskFacts("wine", 178, 13, "multiclass"),
@@ -89,65 +81,50 @@ BUNDLED = (
 
 @lru_cache(maxsize=2)
 def task_named(name: str, data: str) -> TabArenaTask:
-    """Return a task; the last ones asked for are kept.
+    """Return a task; the last two are cached.
 
     Parameters
     ----------
     name : str
     data : {"tabarena", "bundled"}
-
-    Raises
-    ------
-    FileNotFoundError
-        If the benchmark's table is not here.
     """
-    known = data in ("tabarena", "bundled")
-    require(known, "task_named", "data", "'tabarena' or 'bundled'", repr(data))
     if data == "tabarena":
         found = load_tabarena(name)
-        return _encode(
-            found.X, found.y, found.metric, tuple(found.categorical),
-            partial=not found.matches_tabarena,
-        )  # fmt: skip
-    rule = f"one of {', '.join(_MADE)}"
-    require(name in _MADE, "task_named", "name", rule, repr(name))
-    table, answers, categorical = _MADE[name]()
-    kind = next(facts.kind for facts in BUNDLED if facts.name == name)
-    return _encode(table, answers, METRICS[kind], categorical)
-
-
-def _encode(
-    table: Any,
-    answers: Any,
-    metric: str,
-    categorical: Sequence[Any],
-    *,
-    partial: bool = False,
-) -> TabArenaTask:
-    """Count classes from 0; numbers become float64."""
-    answers = np.asarray(answers)
+        table, answers, categorical = found.X, found.y, found.categorical
+        metric, partial = found.metric, not found.matches_tabarena
+    elif data == "bundled":
+        kinds = {facts.name: facts.kind for facts in BUNDLED}
+        if name not in kinds:
+            raise ValueError(
+                f"task_named: name must be one of {', '.join(kinds)}, got {name!r}."
+            )
+        table, answers, categorical = _LOADERS[name]()
+        metric, partial = METRICS[kinds[name]], False
+    else:
+        raise ValueError(
+            f"task_named: data must be 'tabarena' or 'bundled', got {data!r}."
+        )
+    answers, n_classes = np.asarray(answers), None
     if metric == "rmse":
-        numbers = answers.astype(np.float64)
-        return TabArenaTask(table, numbers, None, metric, categorical, partial)
-    classes, codes = np.unique(answers, return_inverse=True)
-    return TabArenaTask(table, codes, len(classes), metric, categorical, partial)
+        answers = answers.astype(np.float64)
+    else:
+        classes, answers = np.unique(answers, return_inverse=True)
+        n_classes = len(classes)
+    return TabArenaTask(table, answers, n_classes, metric, categorical, partial)
 
 
-def _bundled_task(loader: str, *, rows: int | None = None) -> Callable[[], Any]:
-    def load() -> tuple[np.ndarray, np.ndarray, tuple[()]]:
-        from sklearn import datasets
+def _load_sklearn(loader: str, rows: int | None = None) -> tuple[Any, Any, Any]:
+    from sklearn import datasets
 
-        x, y = getattr(datasets, loader)(return_X_y=True)
-        return x[:rows], y[:rows], ()
-
-    return load
+    x, y = getattr(datasets, loader)(return_X_y=True)
+    return x[:rows], y[:rows], ()
 
 
 def _mixed_table(seed: int) -> tuple[np.ndarray, np.ndarray, np.random.Generator]:
-    """Return a table of numbers, texts, codes and holes, and what answers follow.
+    """Return a table of numbers, texts, codes and gaps, and a signal in it.
 
-    The answer follows a product of two numbers, the text, and the code; one number is
-    a noisy copy of another, and one column says nothing.
+    The signal is in a product of two numbers, the text, and the code; one number is a
+    noisy copy of another, and one column is noise.
     """
     random, n = np.random.default_rng(seed), 400
     size, weight, idle = random.normal(size=(3, n))
@@ -157,27 +134,27 @@ def _mixed_table(seed: int) -> tuple[np.ndarray, np.ndarray, np.random.Generator
     signal = size * weight + np.where(colour == "red", 1.5, 0.0) + (code == 2)
     table = np.array([size, weight, copy, idle, colour, code], dtype=object).T
     table[:, :4] = table[:, :4].astype(float)
-    holes = random.random((n, 6)) < 0.05
-    table[holes] = None
+    gaps = random.random((n, 6)) < 0.05
+    table[gaps] = None
     return table, signal, random
 
 
-def _orders() -> tuple[np.ndarray, np.ndarray, tuple[int]]:
+def _orders() -> tuple[Any, Any, Any]:
     table, signal, random = _mixed_table(0)
     chance = 1 / (1 + np.exp(-2 * (signal - np.median(signal))))
     return table, random.random(len(chance)) < chance, (5,)
 
 
-def _prices() -> tuple[np.ndarray, np.ndarray, tuple[int]]:
+def _prices() -> tuple[Any, Any, Any]:
     table, signal, random = _mixed_table(1)
     return table, 100 + 20 * signal + 10 * random.normal(size=len(signal)), (5,)
 
 
-_MADE: dict[str, Callable[[], Any]] = {
-    "breast-cancer": _bundled_task("load_breast_cancer"),
-    "wine": _bundled_task("load_wine"),
-    "digits-500": _bundled_task("load_digits", rows=500),
-    "diabetes-progression": _bundled_task("load_diabetes"),
+_LOADERS: dict[str, Callable[[], tuple[Any, Any, Any]]] = {
+    "breast-cancer": partial(_load_sklearn, "load_breast_cancer"),
+    "wine": partial(_load_sklearn, "load_wine"),
+    "digits-500": partial(_load_sklearn, "load_digits", rows=500),
+    "diabetes-progression": partial(_load_sklearn, "load_diabetes"),
     "orders": _orders,
     "prices": _prices,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,15 +12,10 @@ import torch
 from torch import Tensor
 
 from normalign.data import gaussian_blobs, sparse_parity
-from normalign_reproduction._errors import require
 from normalign_reproduction.data import UCICollection, UCITable
 from normalign_reproduction.files import read_csv
 
 __all__ = ["BUNDLED", "TABLES", "TableFacts", "inner_split", "table_named"]
-
-_MOST_ROWS = 100_000  # as in the released experiment
-_KEPT = 4  # tables, of which a batch needs one
-_SHARES = {"split": 0.5, "folds": 0.25}  # held out, as in the collection
 
 
 class TableFacts(NamedTuple):
@@ -32,18 +27,19 @@ class TableFacts(NamedTuple):
     classes: int
 
 
-def _collection() -> tuple[TableFacts, ...]:
+def _collection_facts() -> tuple[TableFacts, ...]:
+    """Return the tables of at most 100,000 rows, as in the released experiment."""
     lines = read_csv(Path(__file__).with_name("published_tables.csv"))
     found = (
         TableFacts(line["table"], *(int(line[n]) for n in TableFacts._fields[1:]))
         for line in lines
     )
-    return tuple(facts for facts in found if facts.rows <= _MOST_ROWS)
+    return tuple(facts for facts in found if facts.rows <= 100_000)
 
 
 # The tables of the UCI collection that the experiments use, by name.
-TABLES = _collection()
-# What comes with scikit-learn, and what is made on the spot.
+TABLES = _collection_facts()
+# Tables of scikit-learn, and generated ones.
 BUNDLED = (
     TableFacts("iris", 150, 4, 3),
     TableFacts("wine", 178, 13, 3),
@@ -55,31 +51,23 @@ BUNDLED = (
 )
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=4)
 def table_named(name: str, data: str) -> UCITable:
-    """Return a table with its splits.
-
-    The last tables asked for are kept, and so is the collection's archive, once for
-    each process.
+    """Return a table with its splits; the last four are cached.
 
     Parameters
     ----------
     name : str
     data : {"uci", "bundled"}
-
-    Raises
-    ------
-    FileNotFoundError
-        If the collection is not here.
     """
-    require(data in ("uci", "bundled"), "table_named", "data", "'uci' or 'bundled'",
-            repr(data))  # fmt: skip
     if data == "uci":
         return _open_collection().table(name)
-    rule = f"one of {', '.join(_MADE)}"
-    require(name in _MADE, "table_named", "name", rule, repr(name))
-    x, y = _MADE[name]()
-    return _divide(name, x, y)
+    if data != "bundled":
+        raise ValueError(f"table_named: data must be 'uci' or 'bundled', got {data!r}.")
+    if name not in _LOADERS:
+        known = ", ".join(_LOADERS)
+        raise ValueError(f"table_named: name must be one of {known}, got {name!r}.")
+    return split_table(name, *_LOADERS[name]())
 
 
 @cache
@@ -87,24 +75,22 @@ def _open_collection() -> UCICollection:
     return UCICollection.locate()
 
 
-def _divide(name: str, x: Tensor, y: Tensor) -> UCITable:
-    """Standardise a table and divide it as the collection divides its own.
+def split_table(name: str, x: Tensor, y: Tensor) -> UCITable:
+    """Standardise and split a table like those of the collection.
 
-    Over all rows, as the collection is: inputs of test rows, though no answers, have a
-    part in the scale.
+    Means and deviations are over all rows, as in the collection: the inputs of test
+    rows, though not their classes, enter into the scale.
     """
     spread = x.std(0)
     x = (x - x.mean(0)) / torch.where(spread > 0, spread, torch.ones_like(spread))
-    every = torch.arange(len(x))
-    split = inner_split(y, every, seed=0, share=_SHARES["split"])
-    folds = tuple(
-        inner_split(y, every, seed=draw, share=_SHARES["folds"]) for draw in range(1, 5)
-    )
+    rows = torch.arange(len(x))
+    split = inner_split(y, rows, seed=0, share=0.5)
+    folds = tuple(inner_split(y, rows, seed=seed) for seed in range(1, 5))
     origin = f"{name}, bundled with scikit-learn or made on the spot"
     return UCITable(name, x, y, int(y.max()) + 1, split, folds, x[:0], y[:0], origin)
 
 
-def _bundled_table(loader: str, *, rows: int | None = None) -> tuple[Tensor, Tensor]:
+def _load_sklearn(loader: str, rows: int | None = None) -> tuple[Tensor, Tensor]:
     from sklearn import datasets
 
     x, y = getattr(datasets, loader)(return_X_y=True)
@@ -114,9 +100,14 @@ def _bundled_table(loader: str, *, rows: int | None = None) -> tuple[Tensor, Ten
 
 def _blobs() -> tuple[Tensor, Tensor]:
     made = gaussian_blobs(
-        n_samples=300, n_inputs=8, n_classes=6, std=2.0, box=3.0, train_fraction=0.8,
+        n_samples=300,
+        n_inputs=8,
+        n_classes=6,
+        std=2.0,
+        box=3.0,
+        train_fraction=0.8,
         seed=0,
-    )  # fmt: skip
+    )
     return made.x_train.double(), made.y_train
 
 
@@ -139,11 +130,11 @@ def _spirals() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(noisy), torch.from_numpy(y)
 
 
-_MADE: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
-    "iris": lambda: _bundled_table("load_iris"),
-    "wine": lambda: _bundled_table("load_wine"),
-    "breast-cancer": lambda: _bundled_table("load_breast_cancer"),
-    "digits-500": lambda: _bundled_table("load_digits", rows=500),
+_LOADERS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
+    "iris": partial(_load_sklearn, "load_iris"),
+    "wine": partial(_load_sklearn, "load_wine"),
+    "breast-cancer": partial(_load_sklearn, "load_breast_cancer"),
+    "digits-500": partial(_load_sklearn, "load_digits", rows=500),
     "blobs": _blobs,
     "parity": _parity,
     "spirals": _spirals,
@@ -155,32 +146,25 @@ def inner_split(
 ) -> tuple[Tensor, Tensor]:
     r"""Return the rows to fit and the rows to validate on, inside a training fold.
 
-    Of the :math:`n_j` rows of class :math:`j` about :math:`s\,n_j` validate, so that
-    the classes keep their shares: the counts are rounded down or up at random, and
-    their sum is :math:`s\,n` rounded down or up as well. Every class keeps a row to
-    fit, so a class of one row has none to validate. Answers at other rows than those
-    given are never read. At least one row validates.
+    Of the :math:`n_j` rows of class :math:`j` about :math:`s\,n_j` validate: the counts
+    are rounded down or up at random, and so is their sum. Every class keeps a row to
+    fit, and at least one row validates. Classes of rows other than those given are
+    never read.
 
     Parameters
     ----------
     y : Tensor of shape (n,)
         Classes of the whole table.
     rows : Tensor of shape (m,)
-        The training fold: distinct indices into `y`, in any order.
+        The training fold: distinct indices into `y`; their order has no effect.
     seed : int
-        The same fold and seed give the same split.
     share : float
         Of the rows that validate, between 0 and 1.
 
     Returns
     -------
     fit, validation : Tensor
-        Indices into `y` that divide `rows`, each ascending.
-
-    Raises
-    ------
-    ValueError
-        If the share is not between 0 and 1, or no class has two rows.
+        Ascending indices into `y`.
 
     Examples
     --------
@@ -189,16 +173,17 @@ def inner_split(
     >>> len(fit), y[validation].tolist()
     (4, [0])
     """
-    require(0 < share < 1, "inner_split", "share", "between 0 and 1", share)
+    if not 0 < share < 1:
+        raise ValueError(f"inner_split: share must be between 0 and 1, got {share}.")
     generator = torch.Generator().manual_seed(seed)
     ascending = rows.sort().values.cpu()
-    answers = y.cpu()[ascending]
-    classes, counts = answers.unique(return_counts=True)
-    require(
-        bool((counts > 1).any()), "inner_split", "rows",
-        "rows with two or more of one class", f"{len(rows)} rows of as many classes",
-        "There is nothing to validate on.",
-    )  # fmt: skip
+    labels = y.cpu()[ascending]
+    classes, counts = labels.unique(return_counts=True)
+    if not (counts > 1).any():
+        raise ValueError(
+            "inner_split: rows must have two or more of one class, got "
+            f"{len(rows)} rows of as many classes."
+        )
     shift = torch.rand((), generator=generator, dtype=torch.float64)
     reached = (shift + share * counts.double().cumsum(0)).floor().long()
     held = reached.diff(prepend=torch.zeros(1, dtype=torch.long))
@@ -207,8 +192,8 @@ def inner_split(
         held[counts.argmax()] = 1
     validates = torch.zeros(len(ascending), dtype=torch.bool)
     for one, count in zip(classes, held, strict=True):
-        of_class = (answers == one).nonzero().flatten()
-        order = torch.randperm(len(of_class), generator=generator)
-        validates[of_class[order[: int(count)]]] = True
+        places = (labels == one).nonzero().flatten()
+        order = torch.randperm(len(places), generator=generator)
+        validates[places[order[: int(count)]]] = True
     fit, validation = ascending[~validates], ascending[validates]
     return fit.to(rows.device), validation.to(rows.device)

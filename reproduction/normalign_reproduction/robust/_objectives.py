@@ -1,15 +1,14 @@
-r"""What robust training minimises, and what its attacker climbs: pure functions.
+r"""The losses of adversarial training and of its attacker.
 
-With logits f(x) of the images, f(z) of what the attacker made of them, and s the
-softmax:
+With logits f(x) of the images, f(z) of the attacked images, and s the softmax:
 
 ==========  =============================================  ==========================
-objective   loss                                           the attacker climbs
+objective   loss                                           the attacker maximises
 ==========  =============================================  ==========================
 ``pgd``     cross-entropy of f(z)                          the same
 ``trades``  cross-entropy of f(x) + w KL(s(x), s(z))       the divergence
 ``dkl``     cross-entropy of f(x) + decoupled divergence   the divergence
-``plain``   cross-entropy of f(x)                          none
+``plain``   cross-entropy of f(x)                          nothing
 ==========  =============================================  ==========================
 """
 
@@ -18,32 +17,23 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from normalign_reproduction._errors import require
-from normalign_reproduction.robust.recipe import Recipe
-
-__all__ = [
-    "attacked_loss",
-    "decoupled_kl",
-    "divergence",
-    "soft_cross_entropy",
-    "task_loss",
-]
+from normalign_reproduction.robust._recipe import Recipe
 
 
 def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     r"""Return :math:`-\sum_j s_j(\text{target}) \log s_j(\text{logits})`, (n,).
 
-    The target's probabilities count as constants.
+    There is no gradient in the target.
     """
     return -(target.softmax(-1).detach() * logits.log_softmax(-1)).sum(-1)
 
 
 def divergence(logits: Tensor, target: Tensor) -> Tensor:
-    r"""Return the divergence of the softmax of logits from that of the target, (n,).
+    r"""Return the Kullback-Leibler divergence of two softmax distributions, (n,).
 
     .. math:: \mathrm{KL}(s, q) = \sum_j s_j (\log s_j - \log q_j)
 
-    with s of the target and q of the logits; both have their gradients.
+    with s of the target and q of the logits, differentiable in both.
 
     Examples
     --------
@@ -51,8 +41,8 @@ def divergence(logits: Tensor, target: Tensor) -> Tensor:
     >>> divergence(torch.zeros(1, 2), torch.zeros(1, 2))
     tensor([0.])
     """
-    known = target.log_softmax(-1)
-    return (known.exp() * (known - logits.log_softmax(-1))).sum(-1)
+    log_target = target.log_softmax(-1)
+    return (log_target.exp() * (log_target - logits.log_softmax(-1))).sum(-1)
 
 
 def decoupled_kl(
@@ -63,25 +53,22 @@ def decoupled_kl(
     soft_weight: float = 1.0,
     square_weight: float = 1.0,
 ) -> Tensor:
-    r"""Return the decoupled divergence of logits from a target, (): Cui et al. (2024).
+    r"""Return the decoupled Kullback-Leibler divergence of Cui et al. (2024), ().
 
     .. math:: \frac{\beta}{4} \sum_{ij} w_i w_j \big(\Delta_{ij} - \Delta'_{ij}\big)^2
         \;-\; \alpha \sum_j s_j \log q_j, \qquad \Delta_{ij} = a_i - a_j
 
-    with the target's logits a and probabilities s, the others' :math:`a'` and q. With
-    no weights it is their DKL: w = s, constant, :math:`\Delta'` constant, the mean over
-    the samples. Its gradients in both arguments are then those of the divergence, for
-    weights 1 and 1. With weights, as their improved loss has it, gradients go through
-    both differences, and squares are averaged by the sum of all weights' products.
-
-    The double sum costs no more than a single one, being
-    :math:`2 (\sum w)(\sum w e^2) - 2 (\sum w e)^2` of the differences e = a - a'.
+    with a and s the target's logits and probabilities, a' and q those of ``logits``.
+    Without weights w = s and :math:`\Delta'` are constants, averages are over the
+    samples, and the gradients with both factors 1 are those of :func:`divergence`.
+    With weights, gradients go through both differences, and squares are averaged by
+    the sum of the products of the weights.
 
     Parameters
     ----------
     logits, target : Tensor of shape (n, k)
     weights : Tensor of shape (n, k), optional
-        Such as mean probabilities of each sample's class.
+        For example the mean probabilities of each sample's class.
     soft_weight : float
         :math:`\alpha`.
     square_weight : float
@@ -94,8 +81,11 @@ def decoupled_kl(
     >>> float(decoupled_kl(b, a, weights=torch.ones(1, 2), soft_weight=0.0))
     0.125
     """
-    require(logits.shape == target.shape and logits.ndim == 2, "decoupled_kl", "logits",
-            f"of the target's shape {tuple(target.shape)}, (n, k)", logits)  # fmt: skip
+    if logits.ndim != 2 or logits.shape != target.shape:
+        raise ValueError(
+            "decoupled_kl: logits and target must have the same shape (n, k), "
+            f"got {tuple(logits.shape)} and {tuple(target.shape)}."
+        )
     soft = soft_cross_entropy(logits, target).mean()
     if weights is None:
         gap, w = target - logits.detach(), target.softmax(-1).detach()
@@ -109,35 +99,31 @@ def decoupled_kl(
 
 def _weighted_squares(gap: Tensor, weights: Tensor) -> Tensor:
     """Return the sum over pairs of ``w_i w_j (e_i - e_j)^2``, (n,)."""
-    # About the weighted mean, where nothing cancels.
+    # Deviations from the weighted mean avoid cancellation.
     total = weights.sum(-1, keepdim=True)
     mean = (weights * gap).sum(-1, keepdim=True) / total
     return 2 * total.squeeze(-1) * (weights * (gap - mean).square()).sum(-1)
 
 
-def attacked_loss(recipe: Recipe, logits: Tensor, clean: Tensor, y: Tensor) -> Tensor:
-    """Return what the attacker climbs, summed over the samples."""
+def attack_loss(recipe: Recipe, logits: Tensor, clean: Tensor, y: Tensor) -> Tensor:
+    """Return what the attacker maximises, summed over the samples."""
     if recipe.objective == "pgd":
         return F.cross_entropy(logits, y, reduction="sum")
-    # But for a constant, the divergence.
+    # The divergence up to a constant.
     return soft_cross_entropy(logits, clean).sum()
 
 
-def task_loss(
-    recipe: Recipe,
-    logits: Tensor,
-    clean: Tensor,
-    y: Tensor,
-    class_weights: Tensor,
+def training_loss(
+    recipe: Recipe, logits: Tensor, clean: Tensor, y: Tensor, class_weights: Tensor
 ) -> Tensor:
-    """Return what training minimises: the mean over a batch.
+    """Return the training loss, a mean over the batch.
 
     Parameters
     ----------
     logits, clean : Tensor of shape (n, k)
         Of the attacked images and of the images.
     class_weights : Tensor of shape (k, k)
-        Row c is the mean probabilities of the images of class c; for ``"dkl"``.
+        Row c: the mean probabilities of the images of class c; for ``"dkl"``.
     """
     if recipe.objective == "pgd":
         return F.cross_entropy(logits, y)
@@ -146,7 +132,10 @@ def task_loss(
         return loss + recipe.trades_weight * divergence(logits, clean).mean()
     if recipe.objective == "dkl":
         return loss + decoupled_kl(
-            logits, clean, weights=class_weights[y],
-            soft_weight=recipe.soft_weight, square_weight=recipe.square_weight,
-        )  # fmt: skip
+            logits,
+            clean,
+            weights=class_weights[y],
+            soft_weight=recipe.soft_weight,
+            square_weight=recipe.square_weight,
+        )
     return loss
