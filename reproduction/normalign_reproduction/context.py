@@ -1,4 +1,4 @@
-"""What an experiment is: the runs it takes, its device, and its checkpoints."""
+"""What an experiment is, where its batches compute, and its cache of finished runs."""
 
 from __future__ import annotations
 
@@ -18,42 +18,32 @@ if TYPE_CHECKING:
 __all__ = ["Context", "Experiment", "RunCache", "experiment_named"]
 
 
-def _silent(share: float, words: str) -> None:
-    """Say nothing."""
-
-
 @dataclass(frozen=True)
 class Context:
-    """Where a batch of runs computes, and how it is heard and kept.
+    """Where a batch computes and writes checkpoints, and its progress callback.
 
-    Parameters
-    ----------
-    device : torch.device
-    checkpoint : Path
-        Where the batch may keep its state to go on from after a crash: files whose
-        names begin with this path's. The runner removes them when all is stored.
-    checkpoint_seconds : float
-        How often.
-    progress : callable
-        ``progress(share, words)``: how much is done, 0 to 1, and at what it is.
+    A batch may write files whose names begin with that of `checkpoint`, to resume from
+    after a crash. The runner removes them when all results are stored.
+    ``progress(share, words)`` takes the share that is done, 0 to 1, and a description.
     """
 
     device: torch.device
     checkpoint: Path
     checkpoint_seconds: float = 15.0
-    progress: Callable[[float, str], None] = _silent
+    progress: Callable[[float, str], None] = lambda share, words: None
 
 
 class Experiment(Protocol):
-    """What the ``experiment.py`` of an item has."""
+    """The functions of an item's ``experiment.py``."""
 
     @staticmethod
     def batches(runs: Sequence[Run], device: torch.device) -> list[list[Run]]:
         """Return the runs in groups that are computed together.
 
-        The grouping depends on the runs and on the kind of device alone. On CUDA a
-        group may be everything; on a CPU it is what one process does, in about a
-        minute at quick size.
+        Whether two runs are in the same group must depend on these two and on the kind
+        of device alone, so that a command that is repeated finds the checkpoints of its
+        batches. On CUDA a group may be everything; on a CPU it is the work of one
+        process, about a minute at quick size.
         """
         ...
 
@@ -61,57 +51,42 @@ class Experiment(Protocol):
     def compute(batch: Sequence[Run], context: Context) -> list[dict[str, Any]]:
         """Return the result of each run of a batch, in its order.
 
-        A result holds what JSON can: finite numbers, text, ``None``, lists and
-        dictionaries of these. The same batch gives the same results on the same
-        machine, however often it was killed on the way.
-
-        Raises
-        ------
-        KeyboardInterrupt
-            If it was interrupted; its state is in the checkpoint then.
+        A result contains finite numbers, text, ``None``, and lists and dictionaries of
+        these. The same batch gives the same results on the same machine, however often
+        it was killed and resumed. A ``KeyboardInterrupt`` may end it at any time.
         """
         ...
 
 
 # The folder in `items` of each experiment. Its name is part of the keys of results.
 _FOLDERS = {
-    "acceleration": "table1", "robust_images": "capacity", "tabular": "table2",
-}  # fmt: skip
+    "acceleration": "table1",
+    "robust_images": "capacity",
+    "tabular": "table2",
+}
 
 
 def experiment_named(name: str) -> Experiment:
-    """Return an experiment by the name that its items and runs have for it.
+    """Return an experiment by the name in the keys of its results.
 
-    Parameters
-    ----------
-    name : str
-        A name from the keys of results; with a dot, a module of one's own, which every
-        process that computes must be able to import.
+    A name with a dot is that of a module outside this package, which every process
+    must be able to import.
     """
     folder = _FOLDERS.get(name, name)
-    own = f"normalign_reproduction.items.{folder}.experiment"
-    return cast(Experiment, import_module(name if "." in name else own))
+    module = f"normalign_reproduction.items.{folder}.experiment"
+    return cast(Experiment, import_module(name if "." in name else module))
 
 
 class RunCache:
-    """The finished runs of a batch, a file for each beside its checkpoint.
-
-    The runner removes the files when the whole batch is stored. A file is written in
-    one step; one that is damaged all the same, or of another run, counts for nothing,
-    and its run is computed again.
-
-    Parameters
-    ----------
-    context : Context
-        Of the batch.
+    """The finished runs of an unfinished batch, a file for each beside its checkpoint.
 
     Examples
     --------
     >>> import tempfile, torch
     >>> run = Run("tabular", 1, "quick", "text", "bundled", {}, seed=0)
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     kept = RunCache(Context(torch.device("cpu"), Path(folder, "batch")))
-    ...     kept.get(run), kept.put(run, {"accuracy": 0.5}), kept.get(run)
+    ...     cache = RunCache(Context(torch.device("cpu"), Path(folder, "batch")))
+    ...     cache.get(run), cache.put(run, {"accuracy": 0.5}), cache.get(run)
     (None, {'accuracy': 0.5}, {'accuracy': 0.5})
     """
 
@@ -119,23 +94,15 @@ class RunCache:
         self._base = context.checkpoint
 
     def get(self, run: Run) -> dict[str, Any] | None:
-        """Return the result of a run that is done, or ``None``."""
+        """Return the result of a finished run, or ``None``."""
         content = load_cache(self._path(run))
         if content is None or content.get("run") != run.to_dict():
             return None
-        result = content.get("result")
-        return result if isinstance(result, dict) else None
+        return content["result"]
 
     def put(self, run: Run, result: dict[str, Any]) -> dict[str, Any]:
-        """Keep the result of a run, and return it as it will be read back.
-
-        Raises
-        ------
-        ValueError
-            If JSON cannot hold it: a number in it is not finite.
-        """
-        content = {"run": run.to_dict(), "result": result}
-        write_checked(self._path(run), content)
+        """Store the result of a run, and return it as it will be read back."""
+        write_checked(self._path(run), {"run": run.to_dict(), "result": result})
         return json.loads(json.dumps(result))
 
     def _path(self, run: Run) -> Path:

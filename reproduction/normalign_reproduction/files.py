@@ -1,8 +1,4 @@
-"""Atomic writes, checksums of JSON files, and hashes of settings.
-
-A file that is read again contains a checksum (:func:`write_checked`), so that a
-bit that changes on a disk or in a copy cannot change a result unnoticed.
-"""
+"""Atomic writes, JSON files with a checksum, and hashes of settings."""
 
 from __future__ import annotations
 
@@ -16,27 +12,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from normalign_reproduction._errors import complaint
-
 __all__ = [
-    "DamagedFile", "load_cache", "read_checked", "read_csv", "read_json",
-    "settings_hash", "write_bytes", "write_checked", "write_json",
-]  # fmt: skip
+    "load_cache",
+    "read_checked",
+    "read_csv",
+    "read_json",
+    "settings_hash",
+    "write_bytes",
+    "write_checked",
+    "write_json",
+]
 
 _CHECKSUM = "sha256"  # the key of a file's checksum
 _log = logging.getLogger(__name__)
-
-
-class DamagedFile(ValueError):
-    """A file whose content is not what was written.
-
-    Attributes
-    ----------
-    reason : str
-        What is wrong, for other messages about the file.
-    """
-
-    reason: str = ""
 
 
 def settings_hash(settings: Mapping[str, Any]) -> str:
@@ -59,8 +47,7 @@ def write_bytes(path: Path, content: bytes) -> Path:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        # files of mkstemp are readable only by their owner
-        Path(name).chmod(0o644)
+        Path(name).chmod(0o644)  # mkstemp lets only the owner read
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -73,27 +60,21 @@ def write_json(
 ) -> Path:
     """Write a mapping as standard JSON, without NaN and infinity."""
     text = json.dumps(
-        content, indent=indent, allow_nan=False, ensure_ascii=False,
+        content,
+        indent=indent,
+        allow_nan=False,
+        ensure_ascii=False,
         separators=(",", ":") if indent is None else None,
-    )  # fmt: skip
+    )
     return write_bytes(path, f"{text}\n".encode())
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file.
-
-    Raises
-    ------
-    ValueError
-        If it is not JSON, has NaN or an infinity, or is nested too deeply.
-    OSError
-        If it cannot be read.
-    """
+    """Return the content of a JSON file; a ``ValueError`` if it is damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise _damage("read_json", path, "JSON", reason) from error
+        raise ValueError(f"{path} is damaged: it is not JSON ({error}).") from error
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -115,7 +96,7 @@ def write_checked(
     >>> _ = path.write_text(path.read_text().replace("0.5", "0.7"))
     >>> read_checked(path)
     Traceback (most recent call last):
-    normalign_reproduction.files.DamagedFile: read_checked: path must be ... (...).
+    ValueError: ...file.json is damaged: its checksum does not match its content.
     """
     # As it will be read: tuples become lists, keys become strings.
     plain = json.loads(json.dumps(content, allow_nan=False))
@@ -124,28 +105,25 @@ def write_checked(
 
 
 def read_checked(path: Path) -> dict[str, Any]:
-    """Return the mapping in a file of :func:`write_checked`.
+    """Return the mapping that :func:`write_checked` wrote.
 
     Raises
     ------
     ValueError
-        If the file is damaged or is not such a file; the message names it.
-    OSError
-        If it cannot be read.
+        If the file is damaged or has no checksum; the message names it.
     """
     content, reason = read_json(path), ""
-    if not isinstance(content, dict):
-        reason = f"it has a {type(content).__name__} instead of a mapping"
-    elif (expected := content.pop(_CHECKSUM, None)) is None:
+    if not isinstance(content, dict) or _CHECKSUM not in content:
         reason = "it has no checksum"
     else:
+        expected = content.pop(_CHECKSUM)
         try:
-            same = expected == _sha256(content)
-        except ValueError:  # a number that is too large to be finite
-            same = False
-        reason = "" if same else "its checksum does not match its content"
+            is_same = expected == _sha256(content)
+        except (ValueError, RecursionError):  # an infinite number, or deep nesting
+            is_same = False
+        reason = "" if is_same else "its checksum does not match its content"
     if reason:
-        raise _damage("read_checked", path, "an undamaged file", reason)
+        raise ValueError(f"{path} is damaged: {reason}.")
     return content
 
 
@@ -159,14 +137,8 @@ def load_cache(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        _log.warning("%s The file is ignored and written again.", error)
+        _log.warning("%s It is ignored and will be replaced.", error)
         return None
-
-
-def _damage(callee: str, path: Path, rule: str, reason: str) -> DamagedFile:
-    error = DamagedFile(complaint(callee, "path", rule, f"{path} ({reason})"))
-    error.reason = reason
-    return error
 
 
 def _refuse(name: str) -> NoReturn:
@@ -174,10 +146,5 @@ def _refuse(name: str) -> NoReturn:
 
 
 def _sha256(content: Any) -> str:
-    try:
-        text = json.dumps(
-            content, sort_keys=True, separators=(",", ":"), allow_nan=False
-        )
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()

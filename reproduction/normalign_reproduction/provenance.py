@@ -13,15 +13,13 @@ import torch
 
 import normalign
 
-__all__ = [
-    "commit", "device_name", "provenance",
-]  # fmt: skip
+__all__ = ["commit", "device_name", "provenance"]
 
 _PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "matplotlib", "mlxtend")
 
 
 def provenance() -> dict[str, Any]:
-    """Return what a number depends on beside its settings: versions and machine."""
+    """Return versions and machine: what a number depends on besides its settings."""
     versions = {"python": platform.python_version(), "normalign": normalign.__version__}
     for package in _PACKAGES:
         try:
@@ -38,25 +36,22 @@ def provenance() -> dict[str, Any]:
 
 
 def device_name(kind: str) -> str:
-    """Return what a device of this machine is called, in words.
-
-    Parameters
-    ----------
-    kind : {"cpu", "cuda"}
-    """
+    """Return the name of this machine's CPU or GPU (``"cpu"`` or ``"cuda"``)."""
     if kind == "cuda":
         return torch.cuda.get_device_name()
     name = platform.processor() or platform.machine()
-    described = Path("/proc/cpuinfo")  # where Linux has the words
-    if described.is_file():
-        lines = described.read_text(encoding="utf-8", errors="replace").splitlines()
-        named = (line.partition(":")[2] for line in lines if "model name" in line)
-        name = next(named, name)
+    if (file := Path("/proc/cpuinfo")).is_file():  # Linux
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        models = (line.partition(":")[2] for line in lines if "model name" in line)
+        name = next(models, name)
     return f"{name.strip()}, {os.cpu_count()} cores"
 
 
 def commit() -> str | None:
-    """Return the commit of normalign, or ``None`` if it is in no repository."""
+    """Return the commit of normalign, or ``None`` outside its repository.
+
+    With uncommitted changes, ``"+changes"`` is appended.
+    """
     source = Path(normalign.__file__)
 
     def git(*words: str) -> str | None:
@@ -69,10 +64,9 @@ def commit() -> str | None:
             return None
         return done.stdout.strip()
 
-    # A package installed inside someone else's repository is not of that repository.
-    if git("ls-files", "--error-unmatch", source.name) is None:
-        return None
-    head = git("rev-parse", "HEAD")
+    # normalign may be installed inside the repository of another project
+    is_tracked = git("ls-files", "--error-unmatch", source.name) is not None
+    head = git("rev-parse", "HEAD") if is_tracked else None
     if head is None:
         return None
     folders = (str(source.parent), str(Path(__file__).parent))

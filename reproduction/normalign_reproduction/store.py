@@ -1,34 +1,27 @@
-"""Stored results: one file for each run, found by the key of the run, and archives.
+"""Stored results: one JSON file for each run, and archives with many runs.
 
-Files are written atomically. A damaged file is renamed, never read and never
-overwritten; its run is missing, unless an archive has it. An archive stores once what
-its records share, and a list of similar mappings as columns.
+The file of a run is named by its key and written atomically, with a checksum. A damaged
+file counts as missing, so its run is computed again. An archive contains each value
+that all its records share once, and a list of similar mappings as columns.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from normalign_reproduction._errors import complaint, require
 from normalign_reproduction.files import (
-    DamagedFile,
+    load_cache,
     read_checked,
     settings_hash,
     write_checked,
 )
 from normalign_reproduction.spec import Record, Run
 
-__all__ = [
-    "Store", "pack_archive", "read_archive", "unpack_archive", "write_archive",
-]  # fmt: skip
+__all__ = ["Store", "pack_archive", "read_archive", "unpack_archive", "write_archive"]
 
-FORMAT, ARCHIVE = 2, 3
-_log = logging.getLogger(__name__)
+FORMAT, ARCHIVE_FORMAT = 2, 3
 
 
 class Store:
@@ -45,7 +38,7 @@ class Store:
 
     def __init__(self, folder: Path, *, archives: Iterable[Path] = ()) -> None:
         self.folder = Path(folder)
-        self._archives = [file for path in archives for file in _files(Path(path))]
+        self._archives = list(archives)
         self._archived: dict[str, dict[str, Any]] | None = None
 
     def path(self, run: Run) -> Path:
@@ -53,34 +46,35 @@ class Store:
         return self.folder / run.experiment / f"{run.key}.json"
 
     def has(self, run: Run) -> bool:
-        """Say whether a run is finished."""
+        """Return whether a run is finished."""
         return self.read(run) is not None
 
     def read(self, run: Run) -> Record | None:
-        """Return the result of a run, or ``None`` if it is missing."""
-        path = self.path(run)
-        stored = _entry(path) if path.is_file() else None
-        stored = stored or self._from_archive(run.key)
-        if stored is None:
-            return None
-        return Record(run, stored["result"], stored["made"])
+        """Return the result of a run, or ``None`` if it is missing or damaged."""
+        entry = load_cache(self.path(run))
+        if not (entry and entry.get("format") == FORMAT and _is_of(entry, run.key)):
+            entry = self._read_archives().get(run.key)
+        return Record(run, entry["result"], entry["made"]) if entry else None
 
     def write(self, run: Run, result: dict[str, Any], made: dict[str, Any]) -> Path:
         """Store the result of a run."""
-        return write_checked(self.path(run), _entry_of(Record(run, result, made)))
+        entry = {"key": run.key, "run": run.to_dict(), "result": result, "made": made}
+        return write_checked(self.path(run), {"format": FORMAT, **entry})
 
     def records(self, runs: Sequence[Run]) -> list[Record]:
         """Return the records of those runs that are finished, in the order given."""
         found = (self.read(run) for run in runs)
         return [record for record in found if record is not None]
 
-    def _from_archive(self, key: str) -> dict[str, Any] | None:
+    def _read_archives(self) -> dict[str, dict[str, Any]]:
         if self._archived is None:
             self._archived = {}
-            for file in self._archives:
-                for entry in _archive_entries(file):
-                    self._archived.setdefault(entry["key"], entry)
-        return self._archived.get(key)
+            for path in self._archives:
+                files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+                for file in filter(Path.is_file, files):
+                    for entry in _read_entries(file):
+                        self._archived.setdefault(entry["key"], entry)
+        return self._archived
 
 
 def write_archive(path: Path, records: Iterable[Record], **about: Any) -> Path:
@@ -91,9 +85,9 @@ def write_archive(path: Path, records: Iterable[Record], **about: Any) -> Path:
     about
         Further entries of the file, such as ``item="table1"``.
     """
-    kept = sorted(records, key=lambda record: record.run.key)
-    whole = {"format": ARCHIVE, **about, **pack_archive(kept)}
-    return write_checked(path, whole, indent=None)
+    ordered = sorted(records, key=lambda record: record.run.key)
+    content = {"format": ARCHIVE_FORMAT, **about, **pack_archive(ordered)}
+    return write_checked(path, content, indent=None)
 
 
 def read_archive(path: Path) -> list[Record]:
@@ -102,151 +96,89 @@ def read_archive(path: Path) -> list[Record]:
     Raises
     ------
     ValueError
-        If the file is damaged or is not an archive.
+        If the file is damaged or is not an archive; the message names it.
     """
-    try:
-        return [
-            Record(Run(**entry["run"]), entry["result"], entry["made"])
-            for entry in _archive_entries(path)
-        ]
-    except TypeError as error:  # no run
-        raise _no_archive(path, error) from error
+    return [
+        Record(Run(**entry["run"]), entry["result"], entry["made"])
+        for entry in _read_entries(path)
+    ]
 
 
-def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    return sorted(file for file in path.glob("*.json") if file.is_file())
+def _read_entries(path: Path) -> list[dict[str, Any]]:
+    content = read_checked(path)
+    if content.get("format") == ARCHIVE_FORMAT:
+        try:
+            entries = unpack_archive(content)
+            if all(_is_of(entry, Run(**entry["run"]).key) for entry in entries):
+                return entries
+        except (AttributeError, KeyError, TypeError, ValueError):
+            pass  # written by another program
+    raise ValueError(f"{path} must be an archive of results.")
 
 
-def _archive_entries(path: Path) -> list[dict[str, Any]]:
-    try:
-        content = read_checked(path)
-        of, records = content["format"], content["records"]
-    except (ValueError, KeyError) as error:
-        raise _no_archive(path, error) from error
-    rule = f"of format {ARCHIVE}"
-    require(of == ARCHIVE, "read_archive", "path", rule, f"{path} of format {of}")
-    try:
-        joined = unpack_archive(content)
-        whole = isinstance(records, list) and all(map(_is_whole, joined))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _no_archive(path, error) from error
-    if not whole:
-        error = TypeError("a part is missing, has another type or is of another run")
-        raise _no_archive(path, error)
-    return joined
-
-
-def _no_archive(path: Path, error: Exception) -> ValueError:
-    """Return the error for a file that is not an archive."""
-    damaged = isinstance(error, DamagedFile)
-    reason = error.reason if damaged else f"{type(error).__name__}: {error}"
-    got = f"{path} ({reason})"
-    remedy = "If it is an archive, restore it from a copy."
-    rule = "an archive of results"
-    return ValueError(complaint("read_archive", "path", rule, got, remedy))
-
-
-def _entry_of(record: Record) -> dict[str, Any]:
-    return {
-        "format": FORMAT, "key": record.run.key, "run": record.run.to_dict(),
-        "result": record.result, "made": dict(record.made),
-    }  # fmt: skip
-
-
-def _is_whole(entry: dict[str, Any]) -> bool:
-    """Return whether an entry has all its parts and the key of its run."""
+def _is_of(entry: Mapping[str, Any], key: str) -> bool:
+    """Return whether an entry is complete and belongs to the run of a key."""
     parts = [entry.get(name) for name in ("run", "result", "made")]
-    kinds = all(isinstance(part, dict) for part in parts)
-    return kinds and entry.get("key") == settings_hash(entry["run"])
+    if not all(isinstance(part, dict) for part in parts):
+        return False
+    return entry.get("key") == key == settings_hash(entry["run"])
 
 
-def _entry(path: Path) -> dict[str, Any] | None:
-    """Return a stored result, or rename a file that is damaged."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:  # another process has just set it aside
-        return None
-    try:
-        entry = read_checked(path)
-        named = entry["format"] == FORMAT and entry["key"] == path.stem
-        if named and _is_whole(entry):
-            return entry
-        reason = "it is incomplete" if named else "it has another format or key"
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-    aside = path.with_suffix(".damaged")
-    number = 1
-    while aside.exists():  # from an earlier time
-        number += 1
-        aside = path.with_suffix(f".{number}.damaged")
-    with suppress(FileNotFoundError):
-        path.replace(aside)
-        if aside.read_bytes() != content:  # another process has just stored it anew
-            with suppress(FileExistsError):
-                os.link(aside, path)
-            aside.unlink()
-            return _entry(path)
-    _log.warning("%s was renamed to %s: %s", path, aside.name, reason)
-    return None
-
-
-_COLUMNS = "by column"  # the only key of a list of mappings that was turned
+_COLUMNS = "by column"  # the only key of a list of mappings stored as columns
 
 
 def pack_archive(records: Sequence[Record]) -> dict[str, Any]:
-    """Return what a file holds of some records."""
+    """Return the content of an archive: values shared by all records, and the rest."""
     runs = [record.run.to_dict() for record in records]
     settings = _common([run["settings"] for run in runs])
     made, common = _common([record.made for record in records]), _common(runs)
     batches: dict[str, dict[str, Any]] = {}
     entries = []
     for record, run in zip(records, runs, strict=True):
-        own = _without(record.made, made)
-        said = {"made": own}
-        if "batch" in own and batches.setdefault(own["batch"], own) == own:
-            said = {"batch": own["batch"]}
+        own_made = _without(record.made, made)
+        origin: dict[str, Any] = {"made": own_made}
+        if "batch" in own_made:
+            name = own_made["batch"]
+            if batches.setdefault(name, own_made) == own_made:
+                origin = {"batch": name}
         run = _without(run, common) | {"settings": _without(run["settings"], settings)}
         result = _to_columns(record.result)
-        entries.append({"key": record.run.key, "run": run, **said, "result": result})
+        entries.append({"key": record.run.key, "run": run, **origin, "result": result})
     return {
-        "made": made, "batches": batches, "run": common | {"settings": settings},
+        "made": made,
+        "batches": batches,
+        "run": common | {"settings": settings},
         "records": entries,
-    }  # fmt: skip
+    }
 
 
 def unpack_archive(content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the entries of a file as the store has them: key, run, result, made.
-
-    Raises
-    ------
-    AttributeError, KeyError, TypeError, ValueError
-        If a part is missing or of another kind.
-    """
-    everywhere: dict[str, Any] = {} | content["made"]
-    common = {} | content.get("run", {})
-    settings, batches = common.pop("settings", {}), content.get("batches", {})
+    """Return the entries of an archive: mappings with key, run, result and made."""
+    common, batches = {**content.get("run", {})}, content.get("batches", {})
+    settings = common.pop("settings", {})
     entries = []
     for one in content["records"]:
-        own = batches[one["batch"]] if "batch" in one else one["made"]
+        made = batches[one["batch"]] if "batch" in one else one["made"]
         run = {**common, **one["run"]}
         run["settings"] = {**settings, **run["settings"]}
-        result = _to_rows(one["result"])
-        made = {**everywhere, **own}
-        entries.append({"key": one["key"], "run": run, "result": result, "made": made})
+        entries.append(
+            {
+                "key": one["key"],
+                "run": run,
+                "result": _to_rows(one["result"]),
+                "made": {**content["made"], **made},
+            }
+        )
     return entries
 
 
-def _common(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the items that all of some mappings have."""
-    first = several[0] if several else {}
+def _common(mappings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the items that are in every mapping."""
+    first = mappings[0] if mappings else {}
     return {
         name: value
         for name, value in first.items()
-        if all(name in one and one[name] == value for one in several)
+        if all(name in other and other[name] == value for other in mappings)
     }
 
 
@@ -273,14 +205,13 @@ def _to_columns(value: Any) -> Any:
 
 
 def _to_rows(value: Any) -> Any:
+    """Undo :func:`_to_columns`."""
     if isinstance(value, list):
         return [_to_rows(part) for part in value]
     if not isinstance(value, dict):
         return value
     if list(value) == [_COLUMNS]:
-        columns = value[_COLUMNS]
-        rows = zip(*columns.values(), strict=True)
-        return [
-            {n: _to_rows(v) for n, v in zip(columns, row, strict=True)} for row in rows
-        ]
+        names, columns = value[_COLUMNS].keys(), value[_COLUMNS].values()
+        rows = zip(*columns, strict=True)
+        return [dict(zip(names, map(_to_rows, row), strict=True)) for row in rows]
     return {name: _to_rows(part) for name, part in value.items()}

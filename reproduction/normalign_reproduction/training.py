@@ -1,4 +1,4 @@
-"""What experiments that train networks share: batches, epochs to evaluate, rounding."""
+"""What experiments that train networks share: groups, epochs to evaluate, rounding."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from normalign.training import Ensemble, History, Trained, train_together
-from normalign_reproduction._errors import require
 from normalign_reproduction.context import Context
 from normalign_reproduction.spec import Run
 
 __all__ = [
-    "group_alike", "history_columns", "log_spaced", "round_all", "round_digits",
+    "group_alike",
+    "history_columns",
+    "log_spaced",
+    "round_all",
+    "round_digits",
     "train_ensembles",
-]  # fmt: skip
+]
+
+# More significant digits than a figure shows, fewer than rounding errors change.
+DIGITS = 6
 
 
 def group_alike(
     runs: Sequence[Run], *, but_for: Collection[str] = (), any_seed: bool = True
 ) -> list[list[Run]]:
-    """Return the runs in groups that agree in everything but some settings.
+    """Return the runs in groups that differ in some settings only.
 
     Parameters
     ----------
@@ -33,35 +39,32 @@ def group_alike(
     for run in runs:
         common = {n: v for n, v in run.settings.items() if n not in but_for}
         seed = None if any_seed else run.seed
-        others = {**run.to_dict(), "settings": common, "seed": seed}
-        groups.setdefault(repr(sorted(others.items())), []).append(run)
+        key = {**run.to_dict(), "settings": common, "seed": seed}
+        groups.setdefault(repr(sorted(key.items())), []).append(run)
     return list(groups.values())
 
 
 def train_ensembles(
     ensembles: Sequence[Ensemble], context: Context, *, names: Sequence[str]
 ) -> list[list[Trained]]:
-    """Train the ensembles of a batch to their end, from their checkpoints if any.
+    """Train the ensembles of a batch, from their checkpoints if there are any.
+
+    On Ctrl-C the checkpoints are written and a ``KeyboardInterrupt`` is raised.
 
     Parameters
     ----------
     names : sequence of str
-        What each ensemble is called in the progress, and in its checkpoint's name.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        If it was interrupted; the checkpoints are written then.
+        The name of each ensemble in its progress and checkpoint.
     """
     done = [[0.0] * len(ensemble.members) for ensemble in ensembles]
-    total = sum(len(row) for row in done)
+    n_members = sum(len(shares) for shares in done)
 
-    def follow(e: int, i: int, row: dict[str, float]) -> None:
+    def report(e: int, i: int, row: dict[str, float]) -> None:
         plan = ensembles[e].plan
-        ended = plan.until is not None and plan.until(row)
-        done[e][i] = 1.0 if ended else row["epoch"] / max(1, plan.epochs)
+        is_over = plan.until is not None and plan.until(row)
+        done[e][i] = 1.0 if is_over else row["epoch"] / max(1, plan.epochs)
         words = f"{names[e]}, epoch {int(row['epoch'])}"
-        context.progress(sum(map(sum, done)) / total, words)
+        context.progress(sum(map(sum, done)) / n_members, words)
 
     base = context.checkpoint
     base.parent.mkdir(parents=True, exist_ok=True)
@@ -69,36 +72,29 @@ def train_ensembles(
         ensembles,
         checkpoints=[base.with_name(f"{base.name}.{n}.safetensors") for n in names],
         checkpoint_seconds=context.checkpoint_seconds,
-        callback=follow,
+        callback=report,
     )
     if any(run.stopped == "interrupted" for runs in trained for run in runs):
         raise KeyboardInterrupt
     return trained
 
 
-# Of what is stored: more than a figure shows, less than rounding disturbs.
-DIGITS = 6
-
-
 def log_spaced(epochs: int, count: int) -> frozenset[int]:
     """Return about ``count`` epochs, even on a logarithmic axis, with 0 and the last.
 
-    Where whole numbers stand further apart than the steps, every one is taken, so
-    there may be fewer.
+    There are fewer where the steps are smaller than one epoch.
 
     Examples
     --------
     >>> sorted(log_spaced(8, 5))
     [0, 1, 2, 4, 8]
     """
-    require(epochs >= 1, "log_spaced", "epochs", "at least 1", epochs)
-    require(count >= 3, "log_spaced", "count", "at least 3", count)
     steps = range(count - 1)
     return frozenset({0, *(round(epochs ** (i / (count - 2))) for i in steps)})
 
 
 def round_digits(value: float) -> float:
-    """Return a number with six significant digits; what is not finite as it is.
+    """Return a number with six significant digits; infinity and NaN are unchanged.
 
     Examples
     --------
@@ -126,7 +122,7 @@ def round_all(value: Any) -> Any:
 def history_columns(history: History, names: Sequence[str]) -> dict[str, Any]:
     """Return some columns of a history, and its epochs, rounded, for a result.
 
-    Seconds are left out: they are no result, and the same run has others.
+    Seconds are left out, since they differ when the same run is repeated.
     """
     columns = {name: [round_digits(v) for v in history[name]] for name in names}
     stored = History({"epoch": history["epoch"], **columns}).to_dict()

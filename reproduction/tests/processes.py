@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from normalign_reproduction.files import load_cache
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -20,37 +22,39 @@ class Server:
         self.folder = folder
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.tiny", "serve"], text=True, cwd=folder,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+            [sys.executable, "-m", "tests.tiny", "serve"],
+            text=True,
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
             env={
-                **os.environ, "PYTHONPATH": os.pathsep.join(paths),
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(paths),
                 "OMP_NUM_THREADS": "1",  # threads that wait for each other are slow
             },
-        )  # fmt: skip
+        )
 
     def start(self, *words: str) -> int:
         """Start a command; return its process."""
         request = {
-            "words": words, "out": str(self.folder / "out.txt"),
+            "words": words,
+            "out": str(self.folder / "out.txt"),
             "err": str(self.folder / "err.txt"),
-        }  # fmt: skip
+        }
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
-        return self._number()
+        return self.wait()
 
-    def end(self) -> int:
+    def wait(self) -> int:
         """Wait for the command; return its exit code, negative for a signal."""
-        return self._number()
+        assert self.process.stdout is not None
+        return int(self.process.stdout.readline())
 
     def run(self, *words: str) -> int:
-        """Start a command and wait for it."""
         self.start(*words)
-        return self.end()
-
-    @property
-    def out(self) -> str:
-        return (self.folder / "out.txt").read_text()
+        return self.wait()
 
     @property
     def err(self) -> str:
@@ -64,27 +68,17 @@ class Server:
             self.process.communicate()
             raise
 
-    def _number(self) -> int:
-        assert self.process.stdout is not None
-        return int(self.process.stdout.readline())
 
-
-def notes(out: Path) -> list[dict]:
-    """Return the notes of the batches that were begun below a folder."""
-    found = []
-    for path in sorted((out / "work").glob("*.progress")):
-        try:
-            found.append(json.loads(path.read_text()))
-        except FileNotFoundError:  # the batch has ended this moment
-            continue
-    return found
+def progress(out: Path) -> list[dict]:
+    """Return the progress of the batches that were begun below a folder."""
+    files = sorted((out / "work").glob("*.progress"))
+    return [state for state in map(load_cache, files) if state]
 
 
 def wait_for(condition, *, seconds: float = 60.0) -> None:
-    """Wait until something is so; a machine may be slow."""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it did not come to that"
+        assert time.monotonic() < end, "the condition was never met"
         time.sleep(0.02)
 
 
@@ -94,10 +88,6 @@ def is_alive(process: int) -> bool:
     except FileNotFoundError:
         return False
     return state not in "ZX"
-
-
-def kill(process: int) -> None:
-    os.kill(process, signal.SIGKILL)
 
 
 def results(out: Path) -> dict[str, str]:

@@ -1,21 +1,14 @@
-import json
-from dataclasses import replace
+"""Which runs are missing, in which batches, and how long they take."""
 
 import pytest
 import torch
 
-from normalign_reproduction.plan import (
-    checkpoints,
-    forget,
-    make_plan,
-    open_batches,
-    remember,
-)
+from normalign_reproduction.plan import expected_seconds, make_plan
 from normalign_reproduction.store import Store
 from tests import tiny
 
 MADE = {"device_kind": "cpu", "seconds": 4.0, "n_runs": 2}
-WORDS = {"size": "quick", "preset": "released", "digits": "mnist", "device": "cpu"}
+WORDS = {"size": "quick", "preset": "released", "digits": "mnist"}
 
 
 @pytest.fixture
@@ -24,158 +17,89 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def plan(store, tmp_path):
-    """What is planned for the steady item, or for others, with the words changed."""
+def plan(store):
+    """The plan of the steady item, or of others, with some words changed."""
 
-    def of(*items, **changes):
-        words = {**WORDS, "store": store, "work": tmp_path / "work", **changes}
+    def make(*items, **changes):
+        words = {**WORDS, "device": "cpu", "store": store, **changes}
         return make_plan(items or [tiny.item()], **words)
 
-    return of
+    return make
 
 
 def runs_of(item, **changes):
-    words = {name: WORDS[name] for name in ("size", "preset", "digits")}
-    return item.runs(**{**words, **changes})
+    return item.runs(**{**WORDS, **changes})
 
 
-def keys(batches):
-    return [[run.key for run in batch.runs] for batch in batches]
+def keys(plans):
+    return [[r.key for r in batch.runs] for part in plans for batch in part.batches]
 
 
-def test_all_is_missing_at_first_in_the_experiments_batches(plan):
-    whole = plan()
-    groups = tiny.batches(runs_of(tiny.item()), torch.device("cpu"))
-    assert keys(whole.batches) == [[run.key for run in group] for group in groups]
-    assert whole.missing == 6
-    assert whole.seconds == 12.0  # as the item says
-
-
-def test_what_is_stored_is_not_planned_again(plan, store):
+def test_missing_runs_are_planned_in_the_experiments_batches(plan, store):
     runs = runs_of(tiny.item())
-    for run in runs[:2]:
+    groups = tiny.batches(runs, torch.device("cpu"))
+    assert keys(plan()) == [[run.key for run in group] for group in groups]
+    for run in groups[0]:
         store.write(run, {"value": 0.0}, MADE)
-    rest = plan()
-    assert keys(rest.batches) == [[r.key for r in runs[2:4]], [r.key for r in runs[4:]]]
-    assert rest.parts[0].finished == 2
-    # four runs of 4.0 / 2 seconds each, one after the other or two at a time
-    assert rest.seconds == pytest.approx(8.0)
-    assert plan(jobs=2).seconds == pytest.approx(4.0)
+    (part,) = plan()
+    assert keys([part]) == [[run.key for run in group] for group in groups[1:]]
+    assert part.n_finished == 2
 
 
-def test_batches_do_not_depend_on_what_else_is_finished(plan, store, monkeypatch):
-    """Pairs from the front: the runs left over would pair up otherwise."""
-
-    def pairs(runs, device):
-        return [list(runs[i : i + 2]) for i in range(0, len(runs), 2)]
-
-    monkeypatch.setattr(tiny, "batches", pairs)
-    item = tiny.item(groups=5, sizes={"quick": tiny.Size(1, {"steps": 1})})
-    before = keys(plan(item).batches)
-    runs = runs_of(item)
-    store.write(runs[0], {}, {})
-    store.write(runs[1], {}, {})
-    assert keys(plan(item).batches) == before[1:]
-    store.write(runs[2], {}, {})
-    assert sorted(keys(plan(item).batches)) == sorted([[runs[3].key], [runs[4].key]])
-
-
-def test_more_seeds_cost_the_new_ones_alone(plan, store):
+def test_more_seeds_cost_only_the_new_ones(plan, store):
     for run in runs_of(tiny.item()):
         store.write(run, {}, MADE)
-    assert plan().batches == []
-    assert plan(seeds=3).missing == 3
-    assert all(run.seed == 2 for b in plan(seeds=3).batches for run in b.runs)
+    assert keys(plan()) == []
+    (part,) = plan(seeds=3)
+    assert [[run.seed for run in batch.runs] for batch in part.batches] == [[2]] * 3
 
 
-def test_the_expected_time_grows_with_the_seeds(plan):
-    assert plan(seeds=1).seconds == pytest.approx(6.0)  # 12 for the size's two
-    assert plan(seeds=10).seconds == pytest.approx(60.0)
+def test_a_batch_is_named_by_its_runs_and_its_device(plan):
+    here, there = plan()[0].batches, plan(device="cuda")[0].batches
+    assert len({batch.key for batch in (*here, *there)}) == 6
+    assert here[0].key == plan()[0].batches[0].key
 
 
-def test_a_begun_batch_is_formed_again_as_it_was(plan, store, tmp_path):
-    first = plan().batches[0]
-    remember(first, tmp_path / "work")
-    store.write(first.runs[0], {}, MADE)  # killed between two results
-    again = plan().batches
-    (resumed,) = [batch for batch in again if batch.begun]
-    assert resumed.key == first.key
-    assert resumed.runs == first.runs
-    assert resumed.missing == 1
-    assert sum(batch.missing for batch in again) == 5
-    assert len(again) == 3
-
-
-def test_a_begun_batch_that_is_wanted_in_part_is_left_alone(plan, tmp_path):
-    work = tmp_path / "work"
-    remember(plan(seeds=4).batches[0], work)
-    assert not any(batch.begun for batch in plan().batches)
-    assert len(open_batches(work)) == 1
-    assert sum(batch.begun for batch in plan(seeds=4).batches) == 1
-
-
-def test_a_batch_begun_on_another_kind_of_device_is_left_alone(plan, tmp_path):
-    remember(plan().batches[0], tmp_path / "work")
-    assert not any(b.begun for b in plan(device="cuda", size="full").batches)
-    here, there = plan().batches[0], replace(plan().batches[0], device="cuda")
-    assert here.key != there.key
-
-
-def test_two_items_that_share_runs_have_them_computed_once(plan):
-    one, other = tiny.item(), tiny.item("other", groups=4)
-    whole = plan(one, other)
-    planned_runs = [key for batch in keys(whole.batches) for key in batch]
-    assert len(planned_runs) == len(set(planned_runs)) == 8
-    assert [len(part.batches) for part in whole.parts] == [3, 1]
-    assert [batch.item for batch in whole.batches] == ["steady"] * 3 + ["other"]
+def test_runs_that_two_items_share_are_computed_once(plan):
+    plans = plan(tiny.item(), tiny.item("other", groups=4))
+    planned = [key for batch in keys(plans) for key in batch]
+    assert len(planned) == len(set(planned)) == 8
+    assert [len(part.batches) for part in plans] == [3, 1]
+    assert [b.item for part in plans for b in part.batches] == ["steady"] * 3 + [
+        "other"
+    ]
 
 
 @pytest.mark.parametrize(
     "changes", [{"size": "full"}, {"preset": "text"}, {"digits": "digits_5000"}]
 )
 def test_runs_of_another_size_preset_or_data_are_missing(plan, store, changes):
+    settings = {"mode": "none", "pause": 0.0}  # even the numbers are the same
     item = tiny.item(
-        needs_digits=True,
-        settings={
-            "released": {"mode": "none", "pause": 0.0},
-            "text": {"mode": "none", "pause": 0.0},  # not even the numbers differ
-        },
+        needs_digits=True, settings={"released": settings, "text": settings}
     )
     for run in runs_of(item):
         store.write(run, {}, MADE)
-    assert plan(item).batches == []
-    other = plan(item, **changes)
-    assert other.parts[0].finished == 0
-    assert other.missing == len(other.parts[0].runs)
+    assert keys(plan(item)) == []
+    (other,) = plan(item, **changes)
+    assert other.n_finished == 0
+    assert sum(len(batch.runs) for batch in other.batches) == len(other.runs)
 
 
-def test_a_damaged_description_is_passed_over(plan, tmp_path):
-    work = tmp_path / "work"
-    path = remember(plan().batches[0], work)
-    path.write_text(path.read_text()[:-20])
-    (work / "0123456789ab.json").write_text(json.dumps({"runs": []}))
-    (work / "0123456789ab.state.json").write_text("{}")
-    assert open_batches(work) == []
-    assert plan().missing == 6
+def test_the_expected_time_is_the_declared_one_or_that_of_stored_runs(plan, store):
+    # 12 s for 6 runs with two processes, so 4 s for each run in one
+    (part,) = plan()
+    assert expected_seconds(part.batches, 2) == pytest.approx(12.0)
+    assert expected_seconds(part.batches, 1) == pytest.approx(24.0)
+    assert expected_seconds(part.batches, 9) == pytest.approx(8.0)  # the longest batch
+    assert expected_seconds(plan(seeds=10)[0].batches, 2) == pytest.approx(60.0)
+    for run in runs_of(tiny.item())[:2]:
+        store.write(run, {}, MADE)  # 2 s each
+    assert expected_seconds(plan()[0].batches, 2) == pytest.approx(4.0)
+    assert expected_seconds([], 2) == 0.0
 
 
-def test_forgetting_a_batch_leaves_the_others_files(plan, tmp_path):
-    work = tmp_path / "work"
-    one, other = plan().batches[:2]
-    for batch in (one, other):
-        remember(batch, work)
-        (work / f"{batch.key}.xor.safetensors").write_text("")
-        (work / f".{batch.key}.xor.safetensors.tmp").write_text("")
-        (work / f"{batch.key}.progress").write_text("{}")
-    assert [path.name for path in checkpoints(one, work)] == [
-        f"{one.key}.xor.safetensors"
-    ]
-    forget(one, work)
-    assert all(other.key in path.name for path in work.iterdir())
-    assert len(list(work.iterdir())) == 4
-
-
-def test_nothing_is_known_of_the_time_of_an_item_that_says_nothing(plan):
-    silent = tiny.item("silent", sizes={"quick": tiny.Size(1, {"steps": 1})})
-    assert plan(silent).seconds is None
-    assert plan().seconds is not None
+def test_the_time_of_an_item_without_a_declared_one_is_unknown(plan):
+    item = tiny.item("silent", sizes={"quick": tiny.Size(1, {"steps": 1})})
+    batches = [batch for part in plan(tiny.item(), item) for batch in part.batches]
+    assert expected_seconds(batches, 1) is None

@@ -1,5 +1,6 @@
+"""Results and archives: everything is read back, and no damage goes unnoticed."""
+
 import json
-import logging
 from pathlib import Path
 
 import pytest
@@ -12,289 +13,236 @@ from normalign_reproduction.files import read_checked, write_checked
 from normalign_reproduction.spec import Record, Run
 from normalign_reproduction.store import (
     Store,
+    _to_columns,
+    pack_archive,
     read_archive,
+    unpack_archive,
     write_archive,
 )
 from tests import tiny
 
 ARCHIVES = Path(normalign_reproduction.__file__).parent / "results"
 MADE = {"commit": "abc", "seconds": 1.5}
+RUNS = tiny.item().runs(size="quick", preset="released", digits="mnist")
+RUN = RUNS[0]
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=3)
+    | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
 
 
-def runs(**changes):
-    words = {"size": "quick", "preset": "released", "digits": "mnist"}
-    return tiny.item().runs(**{**words, **changes})
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "results")
 
 
-def test_what_is_written_is_found_again(tmp_path):
-    store, run = Store(tmp_path), runs()[0]
-    assert store.read(run) is None
+@given(settings=st.dictionaries(st.text(), JSON, max_size=4), result=JSON)
+def test_any_result_of_any_settings_is_read_back(settings, result, tmp_path_factory):
+    run = Run("tiny", 1, "quick", "released", "synthetic", settings, 0)
+    store = Store(tmp_path_factory.mktemp("store"))
     assert not store.has(run)
-    store.write(run, {"value": 0.25, "curve": [1, None]}, MADE)
-    record = Store(tmp_path).read(run)
-    assert record == Record(run, {"value": 0.25, "curve": [1, None]}, MADE)
-    assert store.records(runs()) == [record]
+    store.write(run, {"result": result}, MADE)
+    turned = Run(**{**run.to_dict(), "settings": dict(reversed(settings.items()))})
+    assert store.read(turned) == Record(turned, {"result": result}, MADE)
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["", "{", "[]", "{}", '{"format": 1, "key": "0"}', '{"format": 2}', "null"],
-)
-def test_a_damaged_file_is_set_aside_and_its_run_is_missing(tmp_path, caplog, content):
-    store, run = Store(tmp_path), runs()[0]
-    path = store.write(run, {}, MADE)
-    path.write_text(content)
-    with caplog.at_level(logging.WARNING):
-        assert store.read(run) is None
-    assert "was renamed to" in caplog.text
-    assert path.with_suffix(".damaged").read_text() == content
-    assert not path.exists()
-    store.write(run, {"value": 1}, MADE)
-    assert store.has(run)
-    assert path.with_suffix(".damaged").exists()
+def test_records_are_those_of_finished_runs_in_the_order_given(store):
+    for i in (2, 0):
+        store.write(RUNS[i], {"value": i}, MADE)
+    assert [record.result["value"] for record in store.records(RUNS)] == [0, 2]
 
 
-@pytest.mark.parametrize(
-    "change", [{"result": []}, {"made": None}, {"run": 3}, {"result": "absent"}]
-)
-def test_a_result_that_lacks_a_part_is_damaged(tmp_path, change):
-    store, run = Store(tmp_path), runs()[0]
-    path = store.write(run, {"value": 1}, MADE)
-    content = {**json.loads(path.read_text()), **change}
-    content = {name: part for name, part in content.items() if part != "absent"}
-    path.write_text(json.dumps(content))
-    assert store.read(run) is None
-    assert path.with_suffix(".damaged").exists()
+def change(**parts):
+    """A damage that leaves a valid checksum."""
+
+    def write(path):
+        content = {**read_checked(path), **parts}
+        write_checked(path, {k: v for k, v in content.items() if v != "absent"})
+
+    return write
 
 
-def test_what_was_set_aside_is_not_overwritten_the_next_time(tmp_path):
-    store, run = Store(tmp_path), runs()[0]
-    path = store.path(run)
-    path.parent.mkdir(parents=True)
-    for content in ("first", "second", "third"):
-        path.write_text(content)
-        assert store.read(run) is None
-    kept = {file.read_text() for file in path.parent.glob("*.damaged")}
-    assert kept == {"first", "second", "third"}
+DAMAGES = [
+    lambda path: path.write_text(""),
+    lambda path: path.write_text("null"),
+    lambda path: path.write_text(json.dumps(read_checked(path))),  # no checksum
+    change(result=[]),
+    change(made=None),
+    change(run=3),
+    change(result="absent"),
+    change(format=1),
+    change(key="0"),
+    change(run={**RUN.to_dict(), "seed": 7}),
+]
 
 
-def test_an_archive_answers_for_a_damaged_file(tmp_path):
-    run = runs()[0]
-    archive = write_archive(tmp_path / "a.json", [Record(run, {"value": 2}, MADE)])
-    store = Store(tmp_path / "own", archives=[archive])
-    store.write(run, {"value": 1}, MADE).write_text("{")
-    record = store.read(run)
-    assert record is not None
-    assert record.result == {"value": 2}
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_result_is_missing_until_it_is_written_again(store, damage):
+    path = store.write(RUN, {"value": 1}, MADE)
+    damage(path)
+    assert store.read(RUN) is None
+    store.write(RUN, {"value": 2}, MADE)
+    assert store.read(RUN).result == {"value": 2}
 
 
-def test_a_file_cut_at_any_place_is_never_read_as_a_result(tmp_path):
-    store, run = Store(tmp_path), runs()[0]
-    path = store.write(run, {"value": 1}, MADE)
-    whole = path.read_bytes()
-    for length in range(0, len(whole) - 2, 7):
-        path.write_bytes(whole[:length])
-        assert store.read(run) is None
-
-
-def test_a_result_that_json_cannot_hold_leaves_nothing(tmp_path):
-    store, run = Store(tmp_path), runs()[0]
-    with pytest.raises(ValueError, match="JSON"):
-        store.write(run, {"value": float("nan")}, MADE)
-    assert not store.has(run)
-    assert not list(tmp_path.rglob("*.json"))
-
-
-def test_an_archive_gives_back_the_records_in_any_order(tmp_path):
-    records = [
-        Record(run, {"value": i}, {**MADE, "seconds": float(i), "threads": 2})
-        for i, run in enumerate(runs())
-    ]
-    one = write_archive(tmp_path / "one.json", records, item="steady")
-    two = write_archive(tmp_path / "two.json", records[::-1], item="steady")
-    assert one.read_bytes() == two.read_bytes()
-    assert sorted(read_archive(one), key=lambda r: r.result["value"]) == records
-    head = json.loads(one.read_text())
-    assert head["item"] == "steady"
-    assert head["made"] == {"commit": "abc", "threads": 2}
-
-
-def test_a_store_reads_archives_below_its_own_results(tmp_path):
-    first, second = runs()[:2]
-    kept = [Record(first, {"value": 1}, MADE), Record(second, {"value": 2}, MADE)]
-    write_archive(tmp_path / "kept" / "a.json", kept)
-    store = Store(tmp_path / "own", archives=[tmp_path / "kept"])
-    store.write(first, {"value": 10}, MADE)
-    assert [record.result["value"] for record in store.records(runs())] == [10, 2]
-
-
-@pytest.mark.parametrize(
-    ("content", "match"),
-    [({}, "an archive of results"), ({"records": [], "format": 9}, "of format 3")],
-)
-def test_a_file_that_is_no_archive_is_refused(tmp_path, content, match):
-    path = write_checked(tmp_path / "a.json", content)
-    with pytest.raises(ValueError, match=match):
-        read_archive(path)
+def test_a_result_under_the_name_of_another_run_is_missing(store):
+    path = store.write(RUN, {"value": 1}, MADE)
+    path.rename(store.path(RUNS[1]))
+    assert not store.has(RUNS[1])
 
 
 def flip_bits(content):
-    """Texts that differ from a file's in one bit, one for each of its bytes."""
+    """Contents that differ from a file's in one bit, one for each of its bytes."""
     for position in range(len(content)):
         other = bytearray(content)
         other[position] ^= 1 << position % 8
         yield bytes(other)
 
 
-def test_no_flipped_bit_changes_a_result(tmp_path):
-    store, run = Store(tmp_path / "s"), runs()[0]
+def test_no_flipped_bit_and_no_cut_changes_a_result(store):
     result = {"history": {"columns": {"epoch": [0, 10], "loss": [0.5, 1e-3]}}}
-    path = store.write(run, result, MADE)
-    expected, content, same = store.read(run), path.read_bytes(), 0
+    path = store.write(RUN, result, MADE)
+    expected, content, n_same = store.read(RUN), path.read_bytes(), 0
     for other in flip_bits(content):
         path.write_bytes(other)
-        found = store.read(run)
+        found = store.read(RUN)
         assert found in (None, expected)
-        same += found is not None
-        path.with_suffix(".damaged").unlink(missing_ok=True)
-    assert same < 0.2 * len(content)  # white space
+        n_same += found is not None
+    assert n_same < 0.2 * len(content)  # white space
+    for length in range(0, len(content) - 2, 7):
+        path.write_bytes(content[:length])
+        assert store.read(RUN) is None
 
 
 def test_no_flipped_bit_changes_an_archive(tmp_path):
-    records = [Record(run, {"value": [0.5, 2]}, MADE) for run in runs()[:2]]
+    records = [Record(run, {"value": [0.5, 2]}, MADE) for run in RUNS[:2]]
     path = write_archive(tmp_path / "a.json", records)
-    expected, refused = read_archive(path), 0
-    for other in flip_bits(path.read_bytes()):
+    expected, n_refused = read_archive(path), 0
+    content = path.read_bytes()
+    for other in flip_bits(content):
         path.write_bytes(other)
         try:
             assert read_archive(path) == expected
         except ValueError:
-            refused += 1
-    assert refused > 0.9 * len(path.read_bytes())
+            n_refused += 1
+    assert n_refused > 0.9 * len(content)
+
+
+def run_of(seed, **settings):
+    return Run("tabular", 1, "full", "released", "uci", {"n_iter": 4, **settings}, seed)
+
+
+RECORDS = st.lists(
+    st.builds(
+        lambda seed, weight, result, made: Record(
+            run_of(seed, weight=weight), {"value": result}, made
+        ),
+        st.integers(0, 3),
+        st.sampled_from([0, 1]),
+        JSON,
+        st.fixed_dictionaries(
+            {"commit": st.sampled_from(["x", "y"])},
+            optional={"batch": st.sampled_from("pq"), "seconds": st.integers(0, 2)},
+        ),
+    ),
+    max_size=6,
+)
+
+
+@given(RECORDS)
+def test_an_archive_gives_everything_back(records):
+    entries = unpack_archive(pack_archive(records))
+    assert [entry["key"] for entry in entries] == [r.run.key for r in records]
+    assert [entry["run"] for entry in entries] == [r.run.to_dict() for r in records]
+    assert [entry["result"] for entry in entries] == [r.result for r in records]
+    assert [entry["made"] for entry in entries] == [r.made for r in records]
+
+
+def test_an_archive_contains_shared_values_once():
+    made = [{"commit": "x", "batch": b, "seconds": s} for b, s in ("p1", "p1", "q2")]
+    records = [
+        Record(run_of(i, weight=i), {"folds": [{"a": 1}, {"a": i}]}, one)
+        for i, one in enumerate(made)
+    ]
+    packed = pack_archive(records)
+    assert packed["run"]["settings"] == {"n_iter": 4}
+    assert packed["made"] == {"commit": "x"}
+    assert packed["batches"] == {b: {"batch": b, "seconds": s} for b, s in ("p1", "q2")}
+    second = packed["records"][1]
+    assert second["run"] == {"settings": {"weight": 1}, "seed": 1}
+    assert second["batch"] == "p"
+    assert second["result"] == {"folds": {"by column": {"a": [1, 1]}}}
+    for value in ([{"a": 1}], [{"a": 1}, {"b": 1}], [{}, {}], [1, {"a": 1}]):
+        assert _to_columns(value) == value
+
+
+def test_the_order_of_records_does_not_change_an_archive(tmp_path):
+    records = [Record(run, {"value": i}, MADE) for i, run in enumerate(RUNS)]
+    one = write_archive(tmp_path / "one.json", records, item="steady")
+    two = write_archive(tmp_path / "two.json", records[::-1], item="steady")
+    assert one.read_bytes() == two.read_bytes()
+    assert sorted(read_archive(one), key=lambda r: r.result["value"]) == records
+    assert json.loads(one.read_text())["item"] == "steady"
+
+
+def test_a_store_reads_archives_after_its_own_results(tmp_path):
+    records = [Record(run, {"value": 1}, MADE) for run in RUNS[:3]]
+    write_archive(tmp_path / "kept" / "a.json", records)
+    (tmp_path / "kept" / "folder.json").mkdir()
+    store = Store(tmp_path / "own", archives=[tmp_path / "kept"])
+    store.write(RUNS[0], {"value": 2}, MADE)
+    store.write(RUNS[1], {"value": 2}, MADE).write_text("{")  # damaged
+    assert [record.result["value"] for record in store.records(RUNS)] == [2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"records": [], "format": 9},
+        {"format": 3},
+        {"format": 3, "records": [5]},
+        {"format": 3, "made": {}, "records": [{"key": "a"}]},
+        {"format": 3, "made": [], "records": [{"key": "a", "run": {}, "result": {}}]},
+        {
+            "format": 3,
+            "made": {},
+            "records": [{"key": "a", "run": {"x": 1}, "result": {}, "made": {}}],
+        },
+        {
+            "format": 3,
+            "made": {},
+            "records": [{"key": "a", "run": RUN.to_dict(), "result": {}, "made": {}}],
+        },
+    ],
+)
+def test_a_file_that_is_no_archive_is_refused_by_name(tmp_path, content):
+    path = write_checked(tmp_path / "a.json", content)
+    with pytest.raises(ValueError, match=r"a\.json must be an archive of results"):
+        read_archive(path)
 
 
 def test_verify_counts_results_and_refuses_a_damaged_archive(tmp_path, capsys):
-    records = [Record(run, {"value": [0.5, 2]}, MADE) for run in runs()[:2]]
+    records = [Record(run, {"value": [0.5, 2]}, MADE) for run in RUNS[:2]]
     path = write_archive(tmp_path / "a.json", records, item="steady")
     assert main(["verify", str(path)]) == 0
     assert capsys.readouterr().out == f"{path}: 2 results\n"
     path.write_bytes(path.read_bytes().replace(b"0.5", b"0.7"))
     assert main(["verify", str(path)]) == 2
     assert capsys.readouterr().err == (
-        f"read_archive: path must be an archive of results, got {path} (its checksum "
-        "does not match its content). If it is an archive, restore it from a copy.\n"
+        f"{path} is damaged: its checksum does not match its content.\n"
     )
 
 
-def test_verify_refuses_what_is_no_file(tmp_path, capsys):
-    for path in (tmp_path, tmp_path / "none.json"):
-        assert main(["verify", str(path)]) == 2
-        assert capsys.readouterr().err == (
-            "normalign verify: FILE must be an archive of results, "
-            f"got {path}, which is no file.\n"
-        )
-
-
-def test_the_archives_of_this_repository_are_whole():
+def test_the_archives_of_this_repository_are_undamaged():
     files = sorted(ARCHIVES.glob("*.json"))
     assert len(files) >= 17
     assert all(read_archive(file) for file in files)
-
-
-def test_a_result_without_a_checksum_is_set_aside(tmp_path):
-    store, run = Store(tmp_path), runs()[0]
-    path = store.write(run, {"value": 1}, MADE)
-    path.write_text(json.dumps(read_checked(path)))
-    assert store.read(run) is None
-    assert path.with_suffix(".damaged").exists()
-
-
-def test_a_result_of_another_run_is_set_aside(tmp_path):
-    store, run = Store(tmp_path), runs()[0]
-    path = store.write(run, {"value": 1}, MADE)
-    content = read_checked(path)
-    write_checked(path, {**content, "run": {**content["run"], "seed": 7}})
-    assert store.read(run) is None
-    assert path.with_suffix(".damaged").exists()
-
-
-DEEP = 100_000 * "[" + 100_000 * "]"
-
-
-@pytest.mark.parametrize(
-    "text", [DEEP, f'{{"a": {DEEP}}}', '{"format": 2, "x": 1e999, "sha256": "0"}']
-)
-def test_text_that_json_can_hardly_hold_is_damage(tmp_path, text):
-    store, run = Store(tmp_path), runs()[0]
-    path = store.write(run, {"value": 1}, MADE)
-    path.write_text(text)
-    assert store.read(run) is None
-    path.write_text(text)
-    with pytest.raises(ValueError, match="an archive of results"):
-        read_archive(path)
-
-
-def test_a_file_that_is_stored_anew_meanwhile_is_not_set_aside(tmp_path, monkeypatch):
-    store, run = Store(tmp_path), runs()[0]
-    path = store.write(run, {"value": 1}, MADE)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-5])
-    replace = Path.replace
-
-    def late(self, target):
-        self.write_bytes(whole)  # by another process
-        monkeypatch.setattr(Path, "replace", replace)
-        return replace(self, target)
-
-    monkeypatch.setattr(Path, "replace", late)
-    assert store.read(run).result == {"value": 1}
-    assert path.read_bytes() == whole
-    assert not list(tmp_path.rglob("*.damaged"))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b'{"format": 1, "made": {}, "records": [{"key": "a"}]}',
-        b'{"format": 1, "made": {}, "records": [5]}',
-        b'{"format": 1, "made": {}, "records": {}}',
-        b'{"format": 1, "made": [], "records": []}',
-        b'{"format": 1, "records": []}', b'{"format": 1, "made": {}, "rec',
-        b"\xad\xff", b"[]", b"5",
-        b'{"format": 1, "made": {}, "records": '
-        b'[{"key": "a", "run": {"x": 1}, "result": {}, "made": {}}]}',
-    ],
-)  # fmt: skip
-def test_a_damaged_archive_is_refused_by_name(tmp_path, content):
-    path = tmp_path / "damaged.json"
-    path.write_bytes(content)
-    rule = r"read_archive: path must be an archive of results, got .*damaged\.json"
-    with pytest.raises(ValueError, match=rule):
-        read_archive(path)
-
-
-def test_a_folder_that_is_named_like_an_archive_is_passed_over(tmp_path):
-    (tmp_path / "kept" / "d.json").mkdir(parents=True)
-    assert not Store(tmp_path / "own", archives=[tmp_path / "kept"]).has(runs()[0])
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False,
-                                                          allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)  # fmt: skip
-
-
-@given(settings=st.dictionaries(st.text(), JSON, max_size=4), result=JSON)
-def test_any_result_of_any_settings_comes_back(settings, result, tmp_path_factory):
-    run = Run("tiny", 1, "quick", "released", "synthetic", settings, 0)
-    store = Store(tmp_path_factory.mktemp("store"))
-    store.write(run, {"result": result}, {})
-    record = store.read(run)
-    assert record is not None
-    assert record.result == {"result": result}
-    turned = Run(**{**run.to_dict(), "settings": dict(reversed(settings.items()))})
-    assert store.has(turned)

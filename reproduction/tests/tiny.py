@@ -1,14 +1,13 @@
 """An experiment small enough to be killed often, and the command line with it alone.
 
-As a script it takes the words of the command line; with ``serve`` it stays, and answers
-each line of words from stdin by a process of its own that has all imported already.
+``python -m tests.tiny serve`` answers each line of words from stdin by a process that
+has imported everything already.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import signal
 import sys
@@ -16,7 +15,8 @@ import time
 import types
 from importlib import import_module
 
-from normalign_reproduction.spec import Item, Size, cross
+from normalign_reproduction.files import load_cache, write_checked
+from normalign_reproduction.spec import Cell, Claim, Item, Size, cross
 
 NAME = "tests.tiny"
 
@@ -29,34 +29,28 @@ def batches(runs, device):
 
 
 def compute(batch, context):
-    """Iterate the logistic map: one lost or doubled step changes every digit."""
-    kept = context.checkpoint.with_name(f"{context.checkpoint.name}.state.json")
-    state = {"step": 0, "values": [0.1 + 0.01 * run.seed for run in batch]}
-    if kept.exists():
-        state = json.loads(kept.read_text())
+    """Iterate the logistic map: one lost or repeated step changes every digit."""
+    path = context.checkpoint.with_name(f"{context.checkpoint.name}.state.json")
+    start = {"step": 0, "values": [0.1 + 0.01 * run.seed for run in batch]}
+    state = load_cache(path) or start
     saved = time.monotonic()
     n_steps = batch[0]["steps"]
     while state["step"] < n_steps:
-        misbehave(batch[0]["mode"], batch[0]["group"], state, kept)
+        misbehave(batch[0]["mode"], batch[0]["group"], state, path)
         time.sleep(batch[0]["pause"])
         state["values"] = [3.9 * value * (1 - value) for value in state["values"]]
         state["step"] += 1
-        context.progress(state["step"] / n_steps, f"step {state['step']}")
+        words = f"step {state['step']} in process {os.getpid()}"
+        context.progress(state["step"] / n_steps, words)
         if time.monotonic() - saved > context.checkpoint_seconds:
             saved = time.monotonic()
-            save(kept, state)
-    return [{"value": value, "steps": n_steps} for value in state["values"]]
+            write_checked(path, state)
+    return [{"value": value} for value in state["values"]]
 
 
-def save(kept, state):
-    draft = kept.with_suffix(".draft")
-    draft.write_text(json.dumps(state))
-    draft.replace(kept)
-
-
-def misbehave(mode, group, state, kept):
-    """Fail in the middle of the first group, in the way the mode says, or of all."""
-    if mode == "raise_alike":
+def misbehave(mode, group, state, path):
+    """Fail in the middle of the first group, in the way that the mode says."""
+    if mode == "raise_alike":  # in all groups
         raise ValueError("no step is right")
     if group != 0 or state["step"] != 5:
         return
@@ -64,20 +58,26 @@ def misbehave(mode, group, state, kept):
         raise ValueError("the fifth step\nis too high")
     if mode == "full":
         raise OSError(errno.ENOSPC, "No space left on device")
-    died = kept.with_suffix(".died")
-    if mode == "too_large" or (mode == "crowded" and not died.exists()):
-        # A GPU's memory is taken by others, or was never enough.
-        died.write_text("")
+    failed = path.with_suffix(".failed")
+    if mode == "too_large" or (mode == "crowded" and not failed.exists()):
+        failed.write_text("")
         raise import_module("torch").OutOfMemoryError("Tried to allocate 1 TiB")
-    if mode == "die" or (mode == "die_once" and not died.exists()):
-        died.write_text("")
-        save(kept, state)
+    if mode == "die" or (mode == "die_once" and not failed.exists()):
+        failed.write_text("")
+        write_checked(path, state)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def mean_value(records):
-    values = [record.result.get("value", math.nan) for record in records]
-    return f"The mean is {math.fsum(values) / len(values)!r}."
+def logistic(seed, n_steps=40):
+    """The result of a run."""
+    value = 0.1 + 0.01 * seed
+    for _ in range(n_steps):
+        value = 3.9 * value * (1 - value)
+    return value
+
+
+def is_chaotic(records):
+    return [Cell("all", "0 to 1", "0 to 1", holds=len(records) > 0)]
 
 
 def item(name="steady", *, mode="none", pause=0.0, groups=3, **changes):
@@ -94,7 +94,7 @@ def item(name="steady", *, mode="none", pause=0.0, groups=3, **changes):
                 "quick": Size(2, {"steps": 40}, seconds={"cpu": 12.0}),
                 "full": Size(3, {"steps": 80}, seconds={"cuda": 3.0}),
             },
-            "finding": mean_value,
+            "claims": [Claim("It is chaotic", "values differ", is_chaotic)],
             **changes,
         }
     )
@@ -107,8 +107,6 @@ ITEMS = {
         item("failing", mode="raise"),
         item("alike", mode="raise_alike", groups=5),
         item("filling", mode="full"),
-        item("dying", mode="die", pause=0.01),
-        item("dying_once", mode="die_once", pause=0.01),
         item("slow", pause=0.05),
         item("training", experiment="tests.tiny_training"),
     )
@@ -121,15 +119,15 @@ def install():
 
     catalogue.NAMES = tuple(ITEMS)
     for name, one in ITEMS.items():
-        home = types.ModuleType(f"normalign_reproduction.items.{name}.item")
-        home.ITEM = one
-        sys.modules[home.__name__] = home
+        module = types.ModuleType(f"normalign_reproduction.items.{name}.item")
+        module.ITEM = one
+        sys.modules[module.__name__] = module
     catalogue.item.cache_clear()
 
 
 def serve():
-    """Answer each line of words by a process; tell its number and how it ended."""
-    # What every process needs is imported once, before it is born.
+    """Run each line of words in a process; write its number and its exit code."""
+    # What every process needs is imported once, before the forks.
     for name in ("report.files", "runner", "training"):
         import_module(f"normalign_reproduction.{name}")
     import_module("tests.tiny_training")
@@ -141,8 +139,8 @@ def serve():
             # Ignored where the tests run in the background.
             signal.signal(signal.SIGINT, signal.default_int_handler)
             for number, path in ((1, request["out"]), (2, request["err"])):
-                opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-                os.dup2(opened, number)
+                file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                os.dup2(file, number)
             sys.exit(main(request["words"]))
         sys.stdout.write(f"{child}\n")
         sys.stdout.flush()
@@ -156,9 +154,4 @@ if __name__ == "__main__":
     from tests import tiny
 
     tiny.install()
-    if sys.argv[1:] == ["serve"]:
-        tiny.serve()
-    else:
-        from normalign.cli import main
-
-        sys.exit(main(sys.argv[1:]))
+    tiny.serve()

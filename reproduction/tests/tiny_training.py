@@ -30,9 +30,15 @@ def compute(batch, context):
         Member(run.seed, rules.AdamW(1e-3), weight=0.01 * run["group"]) for run in batch
     ]
     ensemble = Ensemble(
-        networks, task, members, loss="squared_error", epochs=epochs, batch_size=16,
-        evaluate=lambda epoch: epoch % 2 == 0, device=context.device,
-    )  # fmt: skip
+        networks,
+        task,
+        members,
+        loss="squared_error",
+        epochs=epochs,
+        batch_size=16,
+        evaluate=lambda epoch: epoch % 2 == 0,
+        device=context.device,
+    )
 
     def slowly(share, words):
         """Take two seconds in all on any machine: time enough to be killed in."""

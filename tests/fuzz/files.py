@@ -34,14 +34,13 @@ from normalign.nn import mlp
 from normalign.training import Ensemble, Member
 from normalign.training._checkpoint import read_checkpoint, write_checkpoint
 from normalign.training.rules import SGD
-from normalign_reproduction.commands.unchanged import load_output, save_output
 from normalign_reproduction.context import Context, RunCache
-from normalign_reproduction.plan import Batch, open_batches, remember
+from normalign_reproduction.files import load_cache
 from normalign_reproduction.report.files import sync_files
 from normalign_reproduction.robust import Recipe, RobustTrainer
 from normalign_reproduction.spec import Record, Run
 from normalign_reproduction.store import Store, read_archive, write_archive
-from normalign_reproduction.worker import Notes, notes_of
+from normalign_reproduction.worker import ProgressFile
 
 MISSING = "missing"
 
@@ -71,7 +70,7 @@ class Format:
 
     ``write(folder, seed)`` returns the file; ``read(file)`` what it holds, in a form
     that ``==`` compares, ``MISSING``, or raises. ``kept`` says whether a file that
-    cannot be read must be there afterwards, under its name or as ``.damaged``.
+    cannot be read must be unchanged afterwards.
     """
 
     write: Callable[[Path, int], Path]
@@ -159,58 +158,19 @@ def _read_kept_store(path: Path) -> Any:
     return MISSING if found is None else found
 
 
-KEY = "0123456789ab"
-
-
-def _write_notes(folder: Path, seed: int) -> Path:
-    notes = Notes(folder / f"{KEY}.progress", "session", None)
-    notes.earlier = 100.0 + seed
-    notes.begun, notes.last = 0.0, -1e9
+def _write_progress(folder: Path, seed: int) -> Path:
+    with mock.patch.object(ProgressFile, "write"):
+        progress = ProgressFile(folder / "0123456789ab.progress")
+    progress._earlier, progress._written = 100.0 + seed, -1e9
+    progress._start = 0.0
     with mock.patch("time.perf_counter", return_value=0.0):
-        notes(_values(seed)["value"], "words")
-    return notes.path
+        progress(_values(seed)["value"], "words")
+    return progress.path
 
 
-def _read_notes(path: Path) -> Any:
-    Notes(path, "other", None)  # it starts from what it finds
-    found = notes_of(KEY, path.parent)
+def _read_progress(path: Path) -> Any:
+    found = load_cache(path)
     return MISSING if found is None else found
-
-
-def _batch(seed: int) -> Batch:
-    return Batch((_run(seed), _run(seed + 1)), "cpu", 2)
-
-
-def _write_batch(folder: Path, seed: int) -> Path:
-    return remember(_batch(seed), folder)
-
-
-def _read_batch(path: Path) -> Any:
-    found = [(batch.runs, batch.device) for batch in open_batches(path.parent)]
-    return found[0] if found else MISSING
-
-
-def _write_memory(folder: Path, seed: int) -> Path:
-    with _no_package():
-        save_output(folder / "m.json", ["words"], str(_values(seed)), seen=[])
-    return folder / "m.json"
-
-
-def _read_memory(path: Path) -> Any:
-    with _no_package():
-        found = load_output(path, ["words"])
-    return MISSING if found is None else found
-
-
-def _no_package() -> Any:
-    # The real fingerprint takes a look at all files of the package.
-    return mock.patch(
-        "normalign_reproduction.commands.unchanged.fingerprint", _short_fingerprint
-    )
-
-
-def _short_fingerprint(words: Any, seen: Any) -> str:
-    return hashlib.sha256(repr((words, list(seen))).encode()).hexdigest()
 
 
 def _content(seed: int) -> bytes:
@@ -321,17 +281,15 @@ FORMATS = {
     "result": Format(_write_result, _read_result),
     "archive": Format(_write_archive, _read_archive),
     "kept": Format(_write_kept_store, _read_kept_store),
-    "notes": Format(_write_notes, _read_notes),
-    "batch": Format(_write_batch, _read_batch),
-    "memory": Format(_write_memory, _read_memory),
+    "progress": Format(_write_progress, _read_progress),
     "download": Format(_write_download, _read_download, kept=False),
     "list": Format(_write_list, _read_list, kept=False),
     "ensemble": _trainer("ensemble"),
     "robust": _trainer("robust"),
 }
 # Formats written by our own code only: a fault is reported or has no effect.
-WRITTEN = ["checkpoint", "result", "archive", "kept", "batch"]
-QUIET = ["notes", "memory"]  # a note that cannot be written is none
+WRITTEN = ["checkpoint", "result", "archive", "kept"]
+QUIET = ["progress"]  # an error while it is written is ignored
 KILLED = ["checkpoint", "result", "archive", "kept"]
 
 
@@ -345,7 +303,7 @@ def draw(rng: np.random.Generator) -> dict:
         }  # fmt: skip
     elif kind == "fault":
         case |= {
-            "format": str(rng.choice([*WRITTEN, "notes"])),
+            "format": str(rng.choice([*WRITTEN, *QUIET])),
             "at": int(rng.integers(7)), "old": bool(rng.integers(2)),
             "error": str(rng.choice(["ENOSPC", "EIO", "EDQUOT"])),
             "stays": bool(rng.integers(2)), "short": bool(rng.integers(2)),
@@ -362,7 +320,6 @@ def draw(rng: np.random.Generator) -> dict:
             "append",
             "empty",
             "folder",
-            "other",
             "json",
         ]
         case["how"] = str(rng.choice(how))
@@ -437,12 +394,6 @@ def _check_one_damage(case: dict, form: Format, folder: Path) -> None:
         path.unlink()
         path.mkdir()
         content = None
-    elif case["how"] == "other":  # a valid file of another content in its place
-        with tempfile.TemporaryDirectory() as other:
-            content = form.write(Path(other), case["seed"] + 1).read_bytes()
-        if case["format"] != "batch":
-            return  # it is a valid file
-        path.write_bytes(content)
     else:
         content = _damage(case, before)
         path.write_bytes(content)
@@ -542,12 +493,7 @@ def _check_fault(case: dict, form: Format, folder: Path) -> None:
         with tempfile.TemporaryDirectory() as elsewhere:
             expected.append(form.read(form.write(Path(elsewhere), seed)))
     old, new = expected
-    if case["format"] == "batch":  # its name is that of its content
-        old = new
     path = form.write(folder, case["seed"]) if case["old"] else None
-    if case["format"] == "batch" and path is not None:
-        path.unlink()
-        path = form.write(folder, case["seed"] + 1)
     before = set(folder.rglob("*"))
     number = getattr(errno, case["error"])
     faulty = _Faulty(case["at"], number, stays=case["stays"], short=case["short"])
@@ -607,7 +553,6 @@ def _check_kill(case: dict, form: Format, folder: Path) -> None:
             _, status = os.waitpid(child, 0)
             assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     assert form.read(path) in expected
-    assert not [p for p in folder.rglob("*.damaged")], "a valid file was set aside"
     assert form.read(form.write(folder, seeds[1])) == expected[1]
 
 

@@ -467,14 +467,14 @@ def _check_store(case: dict, folder: Path) -> None:
     found = Store(folder / "results").read(turned)
     assert found is not None
     assert found.result == kept.get(turned) == result
-    batches = [Batch((run,), device, 1).key for device in ("cpu", "cuda")]
+    batches = [Batch((run,), device).key for device in ("cpu", "cuda")]
     assert batches[0] != batches[1]
     if other is None:
         return
     changed = _run(other)
     assert store.read(changed) is None, "the result of another run"
     assert kept.get(changed) is None, "the kept result of another run"
-    assert Batch((changed,), "cpu", 1).key not in batches
+    assert Batch((changed,), "cpu").key not in batches
     # Under the name of the other run it is still not its result.
     path = store.path(changed)
     path.parent.mkdir(parents=True, exist_ok=True)

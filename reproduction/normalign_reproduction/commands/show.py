@@ -1,4 +1,4 @@
-"""``normalign show``: the tables and figures of an item, from what is stored."""
+"""``normalign show``: the tables and figures of an item, from stored results."""
 
 from __future__ import annotations
 
@@ -6,111 +6,113 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from normalign.cli import note, say
-from normalign_reproduction._errors import require
-from normalign_reproduction.commands import options
+from normalign_reproduction.commands import _options, _terminal
 
 if TYPE_CHECKING:
     from normalign_reproduction.report.outcome import Outcome
+    from normalign_reproduction.spec import Table
 
-__all__ = ["add_digits", "add_to", "load_outcomes", "run"]
+__all__ = ["add_to", "run"]
 
-_CALLEE = "normalign show"
+_SINGLE = ("csv", "svg")  # formats with one table or figure in a file
 
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser's subcommands."""
     parser = commands.add_parser(
-        "show", allow_abbrev=False, help="show tables and figures of stored results",
-        description="Write the tables of an item to stdout, ours beside the paper's; "
-        "of a figure, where its curves end or which numbers its runs gave, or with "
-        "--format svg the figure itself; and what differs from the paper. Exit code "
-        "1 if no run of an item is finished.",
-    )  # fmt: skip
-    options.add_options(parser)
-    add_digits(parser)
-    parser.add_argument(
-        "--format", choices=("table", "md", "csv", "tex", "svg"), default="table",
-        help="default: %(default)s",
-    )  # fmt: skip
-    parser.add_argument(
-        "--part", metavar="NAME",
-        help="one table or figure of an item that has several; CSV and SVG have only "
-        "one in a file (default: its first)",
-    )  # fmt: skip
+        "show",
+        allow_abbrev=False,
+        help="show tables and figures of stored results",
+        description="Print the tables of an item next to the paper's numbers; for a "
+        "figure, the values at the end of its curves or the numbers of its runs, or "
+        "with --format svg the figure itself; and what differs from the paper. Exit "
+        "code 1 if no run of an item is finished.",
+    )
+    _options.add_options(parser, digits=_options.MORE_FINISHED)
+    forms = ("table", "md", "csv", "tex", "svg")
+    parser.add_argument("--format", choices=forms, default="table")
+    text = "one of several tables or figures; CSV and SVG show the first by default"
+    parser.add_argument("--part", metavar="NAME", help=text)
     parser.set_defaults(run=run)
 
 
-def add_digits(parser: argparse.ArgumentParser) -> None:
-    """Add the choice of digits to a command that only reads."""
-    parser.add_argument(
-        "--digits", choices=("mnist", "digits_5000"),
-        help="which digits (default: those with more finished runs)",
-    )  # fmt: skip
-
-
-def load_outcomes(arguments: argparse.Namespace) -> list[Outcome]:
-    """Return what is stored of the items that the options name."""
-    from normalign_reproduction.report.outcome import outcomes
-
-    return outcomes(
-        options.select_items(arguments), size=options.size_of(arguments),
-        preset=arguments.preset, digits=arguments.digits, seeds=arguments.seeds,
-        store=options.store_of(arguments),
-    )  # fmt: skip
-
-
 def run(arguments: argparse.Namespace) -> int:
-    """Write what is asked for; 1 if there is nothing of an item."""
-    options.check_options(arguments, _CALLEE)
-    names, form = arguments.names, arguments.format
-    single = form not in ("svg", "csv") or len(names) == 1
-    rule = "one name for this format"
-    require(single, _CALLEE, "NAME", rule, f"{len(names)} with --format {form}")
-    empty, shown = False, []
-    for outcome in load_outcomes(arguments):
+    """Print the results; 1 if an item has none."""
+    form, n_names = arguments.format, len(arguments.names)
+    if form in _SINGLE and n_names != 1:
+        text = f"normalign show: --format {form} must have exactly one NAME"
+        raise ValueError(f"{text}, got {n_names or 'none'}.")
+    is_empty, texts = False, []
+    for outcome in _options.load_outcomes(arguments):
         if outcome.missing:
-            note(f"{_CALLEE}: {outcome.item.name}: {outcome.missing}")
-        texts = _texts(outcome, form, arguments.part) if outcome.records else []
-        shown += texts
-        empty = empty or not texts
-    if shown:
-        say("\n".join(shown))
-    return int(empty)
+            note(f"normalign show: {outcome.item.name}: {outcome.missing}")
+        if outcome.records and form == "svg":
+            texts += _figures(outcome, arguments.part)
+        elif outcome.records:
+            texts += _tables(outcome, form, arguments.part)
+        else:
+            is_empty = True
+    if texts:
+        say("\n".join(texts))
+    return int(is_empty)
 
 
-def _texts(outcome: Outcome, form: str, part: str | None) -> list[str]:
-    """Return the parts of an item that are asked for, as text."""
-    from normalign_reproduction.report.contents import figures, tables
-    from normalign_reproduction.report.outcome import difference_list, verdict_tables
+def _figures(outcome: Outcome, part: str | None) -> list[str]:
+    from normalign_reproduction.report.contents import figures
     from normalign_reproduction.report.svg import svg_file
+
+    drawings, name = figures(outcome), outcome.item.name
+    if not drawings:
+        raise ValueError(
+            f"normalign show: {name} has no figure for --format svg. To print its "
+            f"tables: `normalign show {name}`."
+        )
+    names = _select_parts(list(drawings), "svg", part)
+    return [
+        svg_file(drawings[name], outcome.records, name=name, about=outcome.about)
+        for name in names
+    ]
+
+
+def _tables(outcome: Outcome, form: str, part: str | None) -> list[str]:
+    """Return the tables of an item, and what differs from the paper, as text."""
+    from normalign_reproduction.report.contents import tables
+    from normalign_reproduction.report.outcome import difference_list, verdict_tables
     from normalign_reproduction.report.tables import render
 
-    records = outcome.records
-    if form == "svg":
-        drawn = figures(outcome)
-        names = _parts(list(drawn), form, part)
-        return [
-            svg_file(drawn[name], records, name=name, about=outcome.about)
-            for name in names
-        ]
-    written = tables(outcome) | tables(outcome, ends=True)
-    if not written:  # nothing to tabulate but what is said about it
-        name = outcome.item.name
+    contents = tables(outcome) | tables(outcome, ends=True)
+    if not contents:  # only claims
         claims = enumerate(verdict_tables(outcome), 1)
-        written = {f"{name}-claim{i}": table for i, table in claims}
-    names = _parts(list(written), form, part)
-    texts = [
-        render(written[name], records, form=form, about=outcome.about)
-        for name in names
-    ]  # fmt: skip
-    return texts + ([] if form == "csv" else [difference_list(outcome, form=form)])
+        contents = {f"{outcome.item.name}-claim{i}": table for i, table in claims}
+    parts = [contents[name] for name in _select_parts(list(contents), form, part)]
+    if form == "table":
+        lines = difference_list(outcome, form=form).splitlines()
+        differences = [_terminal.wrap(line, indent=2) for line in lines]
+        return [*(_terminal_table(table, outcome) for table in parts), *differences]
+    records, about = outcome.records, outcome.about
+    texts = [render(table, records, form=form, about=about) for table in parts]
+    return texts if form == "csv" else [*texts, difference_list(outcome, form=form)]
 
 
-def _parts(there: list[str], form: str, part: str | None) -> list[str]:
-    rule = f"one of {', '.join(there) or 'none'}"
-    require(part is None or part in there, _CALLEE, "--part", rule, repr(part))
-    names = there if part is None else [part]
-    if form in ("csv", "svg") and len(names) > 1:
-        note(f"{_CALLEE}: {names[0]}; --part shows {' or '.join(names[1:])}")
+def _terminal_table(table: Table, outcome: Outcome) -> str:
+    from normalign_reproduction.report.tables import grid
+
+    content = grid(table, outcome.records)
+    heads = [" ".join(head.text.split()) for head in content.heads]
+    numeric = [head.numeric for head in content.heads]
+    n_names = numeric.index(True) if any(numeric[1:]) else 1
+    body = _terminal.table(heads, content.cells, numeric=numeric, n_names=n_names)
+    title = _terminal.wrap(f"{content.title} ({outcome.about})")
+    return f"{title}\n\n{body}\n\n{_terminal.wrap(content.note)}".rstrip() + "\n"
+
+
+def _select_parts(names: list[str], form: str, part: str | None) -> list[str]:
+    from normalign_reproduction.catalogue import check_name
+
+    if part is not None:
+        check_name(part, "normalign show: --part", names)
+        return [part]
+    if form in _SINGLE and len(names) > 1:
+        note(f"normalign show: {names[0]}; --part shows {' or '.join(names[1:])}")
         return names[:1]
     return names

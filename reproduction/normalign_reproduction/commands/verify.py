@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from normalign.cli import say
-from normalign_reproduction._errors import require
 
 __all__ = ["add_to", "run"]
 
@@ -15,14 +14,14 @@ __all__ = ["add_to", "run"]
 def add_to(commands: Any) -> None:
     """Add the command to the parser's subcommands."""
     parser = commands.add_parser(
-        "verify", allow_abbrev=False, help="check archives of results for damage",
+        "verify",
+        allow_abbrev=False,
+        help="check archives of results for damage",
         description="Check archives by their checksums and the keys of their results. "
         "Stops with exit code 2 at the first damaged one.",
-    )  # fmt: skip
-    parser.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE",
-        help="an archive written by `normalign reproduce --archive`",
-    )  # fmt: skip
+    )
+    text = "an archive written by `normalign reproduce --archive`"
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=text)
     parser.set_defaults(run=run)
 
 
@@ -31,9 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     from normalign_reproduction.store import read_archive
 
     for path in arguments.files:
-        require(
-            path.is_file(), "normalign verify", "FILE", "an archive of results",
-            f"{path}, which is no file",
-        )  # fmt: skip
+        if not path.is_file():
+            raise ValueError(f"normalign verify: FILE must be a file, got {path}.")
         say(f"{path}: {len(read_archive(path))} results")
     return 0

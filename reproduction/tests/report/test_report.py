@@ -440,7 +440,7 @@ def test_show_of_nothing_says_how_to_make_it(tmp_path, monkeypatch, capsys):
 
 
 def test_one_csv_holds_one_item(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="NAME must be one name for this format"):
+    with pytest.raises(ValueError, match="must have exactly one NAME, got none"):
         run(monkeypatch, show, "--format", "csv", "--out", str(tmp_path))
 
 
