@@ -39,7 +39,7 @@ function readNetwork(text) {
 
 // ---- State ----
 
-let checkpoint = DIGITS.epochs.length - 1;
+let checkpoint = Math.max(0, DIGITS.epochs.indexOf(420));  // one has grokked, the other not
 let digit = null;  // { pixels: 784 numbers from 0 to 1, half, index } or, drawn, { pixels }
 let attacks = null;  // by run, once asked for
 
@@ -157,14 +157,14 @@ function showPanel(run, local) {
     tile.querySelector("span").textContent = signed(local.rowCosines[c]);
     tile.classList.toggle("predicted", c === own);
   });
-  const answer = panel.querySelector(".prediction b");
-  answer.textContent = own;
-  const truth = digit.label === undefined || digit.label === own ? "" : `it is a ${digit.label}`;
-  answer.dataset.note = truth;
+  panel.querySelector(".prediction b").textContent = own;
+  const isWrong = digit.label !== undefined && digit.label !== own;
+  panel.querySelector(".prediction .wrong").textContent = isWrong ? `is a ${digit.label}` : "";
   showAttack(panel, local, attacks?.[run]);
 }
 
-function signed(value) { return value.toFixed(2).replace("-", "−"); }
+// Without the sign of what is rounded to zero.
+function signed(value) { return value.toFixed(2).replace(/^-(?!0\.00)/, "−").replace("-", ""); }
 
 function showAttack(panel, local, attack) {
   const length = norm(local.x);
@@ -182,9 +182,9 @@ function showAttack(panel, local, attack) {
   const rows = [
     ["Normal alignment", formatNumber(local.normalAlignment)],
     ["Effective rank", formatNumber(local.effectiveRank)],
-    ["Centroid's cosine with <i>x</i>", formatNumber(local.centroidAlignment)],
-    ["Distance to the boundary of the map", `${formatNumber(local.localRobustness)} ${share(local.localRobustness)}`],
-    ["Distance that an attack needs", needed],
+    ["Centroid alignment", formatNumber(local.centroidAlignment)],
+    ["Local robustness", `${formatNumber(local.localRobustness)} ${share(local.localRobustness)}`],
+    ["Distance of the attack", needed],
   ];
   panel.querySelector("tbody").innerHTML = rows
     .map(([name, value]) => `<tr><th scope="row">${name}</th><td>${value}</td></tr>`).join("");
@@ -241,19 +241,20 @@ function checkpointAt(event, canvas) {
 
 let scheduled = false;
 function redraw() {
-  if (scheduled) return;
+  if (!scheduled) requestAnimationFrame(frame);
   scheduled = true;
-  requestAnimationFrame(() => {
-    scheduled = false;
-    const maps = localMaps();
-    for (const run of Object.keys(RUNS)) showPanel(run, maps[run]);
-    showCurves();
-    document.getElementById("checkpoint").value = checkpoint;
-    const text = `epoch ${DIGITS.epochs[checkpoint].toLocaleString("en")}`;
-    document.getElementById("epoch").textContent = text;
-    document.getElementById("checkpoint").setAttribute("aria-valuetext", text);
-    writeFragment();
-  });
+}
+
+function frame() {
+  scheduled = false;
+  const maps = localMaps();
+  for (const run of Object.keys(RUNS)) showPanel(run, maps[run]);
+  showCurves();
+  const text = `epoch ${DIGITS.epochs[checkpoint].toLocaleString("en")}`;
+  document.getElementById("epoch").textContent = text;
+  document.getElementById("checkpoint").value = checkpoint;
+  document.getElementById("checkpoint").setAttribute("aria-valuetext", text);
+  writeFragment();
 }
 
 let playing = null;
@@ -325,8 +326,8 @@ function strokesToPixels() {
     for (let x = 0; x < size; x++) {
       const value = alpha(x, y);
       mass += value;
-      sumX += value * x;
-      sumY += value * y;
+      sumX += value * (x + 0.5);
+      sumY += value * (y + 0.5);
     }
   const [shiftX, shiftY] = [Math.round(sumX / mass - 140), Math.round(sumY / mass - 140)];
   return Array.from({ length: PIXELS }, (_, i) => {
@@ -479,6 +480,15 @@ print("an attack needs", float(radius))
 
 // ---- Start ----
 
+// Numbers in the text: those of the runs on this page.
+function fillNumbers() {
+  for (const element of document.querySelectorAll("output[data-run]")) {
+    const { run, epoch, name } = element.dataset, { history } = DIGITS.runs[run];
+    const value = history[name][history.epoch.indexOf(Number(epoch))];
+    element.textContent = name.endsWith("accuracy") ? formatPercent(value) : value.toFixed(2);
+  }
+}
+
 function showProvenance() {
   const { commit, versions, device, seconds, command, data } = DIGITS.provenance;
   const names = Object.entries(versions).map(([name, version]) => `${name} ${version}`).join(", ");
@@ -512,6 +522,7 @@ for (const { id } of CURVES) {
 }
 followPad();
 readFragment();
+fillNumbers();
 showProvenance();
 paintAll();
 addEventListener("hashchange", readFragment);

@@ -129,11 +129,14 @@ function clip(polygon, a, b, c) {
   return kept;
 }
 
-// The part of a region that is classified as c: where f_c is at least every other output.
+// The part of a region where f_c leads every other output: nothing where two are the same.
 function classPart({ polygon, map }, c) {
   let part = polygon;
   for (let j = 0; 3 * j < map.length && part.length; j++) {
-    if (j !== c) part = clip(part, ...rowDifference(map, c, j));
+    if (j === c) continue;
+    const lead = rowDifference(map, c, j);
+    if (lead.every((value) => value === 0)) return [];
+    part = clip(part, ...lead);
   }
   return part;
 }

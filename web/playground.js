@@ -91,7 +91,7 @@ function consistent(settings) {
 }
 
 function writeSettings() {
-  const changed = Object.entries({ ...settings, point: point.map((v) => v.toFixed(3)).join(",") });
+  const changed = Object.entries({ ...settings, point: point.join(",") });
   Fragment.write(Object.fromEntries(changed.filter(([name, value]) => value !== DEFAULTS[name])));
 }
 
@@ -118,7 +118,8 @@ function restart({ keepPoint = true } = {}) {
   curves.every = 5;
   regions = null;
   if (settings.start === "construction") setRunning(false);  // it is worth a look as it is
-  if (!keepPoint || !point) point = [...train.inputs.subarray(0, 2)];
+  const middle = 2 * Math.floor(train.labels.length / 2);
+  if (!keepPoint || !point) point = [...train.inputs.subarray(middle, middle + 2)];
   record();
 }
 
@@ -386,8 +387,9 @@ function showCurves() {
   const chart = (id, title, lines, range, ticks) =>
     drawChart(document.getElementById(id), { title, lines, range, ticks, domain: [0, end] });
   const tested = test ? both("test", colour("with")) : [];
-  const ending = test ? `, test ${formatPercent(last("test"))}` : "";
-  chart("chart-accuracy", `Accuracy: training ${formatPercent(last("train"))}${ending}`,
+  const percent = (name) => `${Math.round(100 * last(name))}%`;
+  const ending = test ? `, test ${percent("test")}` : "";
+  chart("chart-accuracy", `Training ${percent("train")}${ending}`,
     [...both("train", colour("soft")), ...tested], [0, 1], [0, 0.5, 1]);
   chart("chart-alignment", `Normal alignment: ${formatNumber(last("alignment"))}`,
     both("alignment", colour("with")), [0, 1], [0, 0.5, 1]);
@@ -552,16 +554,19 @@ function drawPreviews() {
 
 // ---- The point: by pointer, by touch and by keyboard ----
 
-function movePoint(x, y) {
-  point = [Math.max(-1.5, Math.min(1.5, x)), Math.max(-1.5, Math.min(1.5, y))];
+function movePoint(...place) {
+  point = place.map((value) => Math.max(-1.5, Math.min(1.5, value)));
   redraw({ withCurves: false });
 }
+
+// To three digits, so that the address stays short.
+function rounded(value) { return Math.round(1000 * value) / 1000; }
 
 function placeOf(event) {
   const box = map.getBoundingClientRect(), size = BOX.right - BOX.left;
   return [
-    BOX.left + (size * (event.clientX - box.left)) / box.width,
-    BOX.top - (size * (event.clientY - box.top)) / box.height,
+    rounded(BOX.left + (size * (event.clientX - box.left)) / box.width),
+    rounded(BOX.top - (size * (event.clientY - box.top)) / box.height),
   ];
 }
 
@@ -614,7 +619,7 @@ function followKeys() {
   };
   map.addEventListener("keydown", (event) => {
     const direction = directions[event.key], size = event.shiftKey ? 0.01 : 0.05;
-    if (direction) movePoint(point[0] + size * direction[0], point[1] + size * direction[1]);
+    if (direction) movePoint(...point.map((value, i) => rounded(value + size * direction[i])));
     else if (event.key === "PageUp" || event.key === "PageDown") nextTrainingPoint(event.key);
     else return;
     event.preventDefault();

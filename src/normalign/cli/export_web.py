@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     data = load_digits_5000(
         n_train=1024, n_test=1024, seed=arguments.seed, normalise=True, flatten=True
     ).to(dtype=torch.float64)
-    runs, weights, start = {}, {}, time.perf_counter()
+    runs, weights, commit, start = {}, {}, _commit(), time.perf_counter()
     for name in _PENALTIES:
         runs[name], weights[name] = _train(name, data, epochs, arguments.seed)
     page = {
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
             "command": f"normalign export-web --seed {arguments.seed} "
             f"--epochs {arguments.epochs}",
             "data": data.origin,
-            "commit": _commit(),
+            "commit": commit,
             "versions": {
                 "python": platform.python_version(),
                 **{name: version(name) for name in ("normalign", "torch", "numpy")},
