@@ -30,8 +30,8 @@ function readNetwork(text) {
     const factors = Array.from({ length: m }, (_, u) => view.getFloat32(at + 4 * u, true));
     for (let u = 0; u < m; u++) bias[u] = view.getFloat32(at + 4 * (m + u), true);
     at += 8 * m;
-    for (let i = 0; i < weight.length; i++)
-      weight[i] = factors[Math.floor(i / n)] * view.getInt8(at + i);
+    for (let u = 0; u < m; u++)
+      for (let i = u * n; i < (u + 1) * n; i++) weight[i] = factors[u] * view.getInt8(at + i);
     at += weight.length;
   });
   return network;

@@ -118,7 +118,7 @@ function drawChart(canvas, { title, lines, range, ticks, log = false, domain, ma
 
 // ---- Numbers ----
 
-// Four significant digits, as the library's command line prints them.
+// Three digits after the point for small numbers, fewer for large ones.
 function formatNumber(value) {
   if (value === Infinity) return "∞";
   if (Number.isNaN(value)) return "–";
@@ -148,7 +148,11 @@ function toBase64(array) {
   return btoa(text);
 }
 
-function fromBase64(text) { return Uint8Array.from(atob(text), (c) => c.charCodeAt(0)); }
+function fromBase64(text) {
+  const raw = atob(text), bytes = new Uint8Array(raw.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = raw.charCodeAt(i);
+  return bytes;
+}
 
 // ---- The Python snippet ----
 

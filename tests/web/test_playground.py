@@ -151,6 +151,29 @@ def test_a_tap_moves_the_point_on_a_phone(visit):
     assert page.evaluate("() => point") == pytest.approx([-1.2, 1.2], abs=0.07)
 
 
+def test_a_finger_on_the_point_drags_it_and_elsewhere_scrolls_the_page(visit):
+    page = visit("playground", "#point=0,0", width=390, has_touch=True, is_mobile=True)
+    page.locator("#map").scroll_into_view_if_needed()
+    fingers = page.context.new_cdp_session(page)
+
+    def swipe(start, end):
+        for kind, place in (("Start", start), ("Move", end), ("End", None)):
+            x, y = point_on_screen(page, *(place or end))
+            points = [] if place is None else [{"x": x, "y": y}]
+            fingers.send(
+                "Input.dispatchTouchEvent",
+                {"type": f"touch{kind}", "touchPoints": points},
+            )
+        settle(page)
+
+    scrolled = page.evaluate("() => scrollY")
+    swipe((0, 0), (0.6, 0.9))
+    assert page.evaluate("() => point") == pytest.approx([0.6, 0.9], abs=0.02)
+    assert page.evaluate("() => scrollY") == scrolled
+    swipe((-1, -1), (-1, -0.2))
+    assert page.evaluate("() => point") == pytest.approx([0.6, 0.9], abs=0.02)
+
+
 def test_the_penalty_changes_the_run_that_goes_on_and_the_width_begins_another(visit):
     page = visit("playground")
     page.evaluate("() => { for (let i = 0; i < 20; i++) trainStep(); }")
@@ -240,8 +263,13 @@ TRAIN = """
   for (let i = 0; i < n; i++) trainStep();
   record();
   const last = name => curves[name].at(-1);
+  const active = train.labels.reduce((sum, _, i) => {
+    const units = [];
+    network.output(train.inputs.subarray(2 * i, 2 * i + 2), units);
+    return sum + units.flatMap(unit => [...unit]).reduce((a, b) => a + b, 0);
+  }, 0);
   return { alignment: last("alignment"), train: last("train"), test: last("test"),
-    regions: currentRegions().regions.length };
+    best: Math.max(...curves.test), active, regions: currentRegions().regions.length };
 }
 """
 
@@ -250,14 +278,18 @@ def test_what_the_examples_say_is_what_happens(visit):
     page = visit("playground")
     links = [a.get_attribute("href") for a in page.locator("#examples a").all()]
     built, without, with_penalty, large, penalised, spirals = links
-    assert page.evaluate(TRAIN, [built, 0])["alignment"] == pytest.approx(1)
-    assert page.evaluate(TRAIN, [built, 500])["alignment"] < 0.99
+    start = page.evaluate(TRAIN, [built, 0])
+    assert (start["alignment"], start["active"]) == (pytest.approx(1), 5)
+    later = page.evaluate(TRAIN, [built, 500])
+    assert later["alignment"] < 0.99
+    assert later["active"] > 5
     plain = page.evaluate(TRAIN, [without, 2000])
     aligned = page.evaluate(TRAIN, [with_penalty, 2000])
     assert 1.6 < aligned["alignment"] / plain["alignment"] < 2.6
     plain = page.evaluate(TRAIN, [large, 1000])
     aligned = page.evaluate(TRAIN, [penalised, 1000])
-    assert plain["train"] == 1
+    assert plain["train"] == 1 > aligned["train"]
+    assert plain["test"] < plain["best"] - 0.03
     assert aligned["test"] > plain["test"] + 0.03
     assert plain["regions"] > 2000
     assert page.evaluate(TRAIN, [spirals, 1000])["train"] < 0.9
