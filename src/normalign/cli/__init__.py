@@ -16,12 +16,12 @@ from typing import Any, NoReturn
 
 import normalign
 from normalign._errors import complaint
-from normalign.cli import data, doctor, measure
+from normalign.cli import data, doctor, export_web, measure
 from normalign.cli.output import as_json, note, number, say, table
 
 __all__ = ["as_json", "main", "note", "number", "say", "table"]
 
-_COMMANDS = (measure, data, doctor)
+_COMMANDS = (measure, data, doctor, export_web)
 _GROUP = "normalign.commands"  # entry points: modules with `add_to(subparsers)`
 # Commands of the package normalign-reproduction, named where it is not installed.
 _REPRODUCTION = ("reproduce", "list", "show", "compare", "report", "verify")

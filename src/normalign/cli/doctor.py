@@ -26,7 +26,7 @@ _EXTRAS = {
     "skops": ("skops", "fitted estimators in files without pickle"),
     "dask": ("distributed", "fits on a cluster"),
     "peers": ("catboost", "other methods, for benchmarks and tests"),
-    "browser": ("playwright", "tests of the report in a browser"),
+    "browser": ("playwright", "tests of pages in a browser"),
 }
 
 
